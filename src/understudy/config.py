@@ -1,0 +1,52 @@
+"""One frozen configuration. Unknown keys are refused, never dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from understudy.errors import ConfigError
+
+DRAFTERS = ("suffix", "ngram")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """How an engine is built."""
+
+    drafters: tuple[str, ...] = ("suffix",)
+    """Which drafters share the draft tree; none at all is an engine without speculation."""
+    max_rows_per_step: int = 256
+    """One budget for prompt chunks, decoded tokens and drafted rows."""
+    max_sequences: int = 64
+    max_context: int | None = None
+    """Longest text, prompt and answer; the model's own limit if None."""
+    kv_tokens: int | None = None
+    """Room for keys and values, in tokens; measured from free memory if None."""
+    prefix_cache: bool = True
+    num_threads: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.drafters, tuple | list):
+            raise ConfigError(f"drafters is {self.drafters!r}.", "Give a list of names; an empty one drafts nothing.")
+        if not isinstance(self.prefix_cache, bool):
+            raise ConfigError(f"prefix_cache is {self.prefix_cache!r}.", "Give true or false.")
+        unknown = [name for name in self.drafters if name not in DRAFTERS]
+        if unknown:
+            raise ConfigError(f"There is no drafter named {unknown[0]!r}.", f"Choose from {', '.join(DRAFTERS)}.")
+        for name in ("max_rows_per_step", "max_sequences", "max_context", "kv_tokens", "num_threads"):
+            value = getattr(self, name)
+            if value is None and name in ("max_context", "kv_tokens", "num_threads"):
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigError(f"{name} is {value!r}.", "Give a whole number of at least 1.")
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> EngineConfig:
+        """Build from names and values, refusing names that do not exist."""
+        known = {field.name for field in fields(cls)}
+        unknown = sorted(set(values) - known)
+        if unknown:
+            raise ConfigError(f"There is no setting named {unknown[0]!r}.", f"Choose from {', '.join(sorted(known))}.")
+        return cls(**values)

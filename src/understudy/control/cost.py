@@ -1,0 +1,90 @@
+"""What a pass of the target costs on this machine: measured at start, kept fresh by live steps.
+
+    seconds = table(rows) + per_key * keys + per_read * reads
+
+rows: all rows of the pass. keys: the context lengths of its sequences, summed (each key is fetched once per
+sequence). reads: rows times context, summed (each row scores each key). The table is measured, not modelled, because
+it has steps: on one machine four rows cost less than one.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+PROFILED_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+_LIVE_WEIGHT = 0.05
+_LIVE_RANGE = (0.5, 4.0)
+"""How far live steps may move an entry from what was profiled: a machine can become slower more than faster."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The size of a pass."""
+
+    rows: int
+    keys: int
+    reads: int
+
+    @classmethod
+    def of(cls, sequences: Iterable[tuple[int, int]]) -> Load:
+        """Add up (rows, context) of each sequence."""
+        pairs = list(sequences)
+        return cls(sum(r for r, _ in pairs), sum(c for _, c in pairs), sum(r * c for r, c in pairs))
+
+
+@dataclass(slots=True)
+class CostModel:
+    """Predicts the seconds of a pass."""
+
+    rows_s: dict[int, float]
+    """Seconds by number of rows, at no context."""
+    per_key_s: float = 0.0
+    per_read_s: float = 0.0
+    _grid: list[int] = field(init=False)
+    _profiled_s: dict[int, float] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._grid = sorted(self.rows_s)
+        self._profiled_s = dict(self.rows_s)
+
+    def step_s(self, load: Load) -> float:
+        """Predicted seconds of a pass."""
+        return self._table_s(load.rows) + self.per_key_s * load.keys + self.per_read_s * load.reads
+
+    def observe(self, load: Load, seconds: float) -> None:
+        """Let a live step correct the nearest entry of the table; far beyond the table it says nothing."""
+        if load.rows > self._grid[-1]:
+            return
+        nearest = min(self._grid, key=lambda rows: abs(rows - load.rows))
+        predicted = self.step_s(load)
+        surprise = min(2.0 * predicted, max(0.5 * predicted, seconds)) - predicted
+        low, high = (factor * self._profiled_s[nearest] for factor in _LIVE_RANGE)
+        self.rows_s[nearest] = min(high, max(low, self.rows_s[nearest] + _LIVE_WEIGHT * surprise))
+
+    def _table_s(self, rows: int) -> float:
+        """Straight lines between measured counts, and the last line's slope beyond them."""
+        grid = self._grid
+        if rows in self.rows_s:
+            return self.rows_s[rows]
+        if len(grid) == 1:
+            return self.rows_s[grid[0]] * rows / grid[0]
+        right = min(max(bisect_left(grid, rows), 1), len(grid) - 1)
+        x0, x1 = grid[right - 1], grid[right]
+        y0, y1 = self.rows_s[x0], self.rows_s[x1]
+        return max(y0 + (y1 - y0) * (rows - x0) / (x1 - x0), min(y0, y1) / 2)
+
+
+def profile(time_step: Callable[[int, int], float], *, long_context: int, repeats: int = 2) -> CostModel:
+    """Measure a cost model; `time_step(rows, context)` runs one pass and returns its seconds."""
+    samples: dict[tuple[int, int], list[float]] = {}
+    points = [(rows, 0) for rows in PROFILED_ROWS] + [(rows, long_context) for rows in (1, 8)]
+    for _ in range(repeats):
+        for rows, context in points:
+            samples.setdefault((rows, context), []).append(time_step(rows, context))
+    seconds = {point: min(times) for point, times in samples.items()}  # disturbances only ever add
+    one = max(0.0, seconds[1, long_context] - seconds[1, 0]) / long_context  # per_key + per_read
+    eight = max(0.0, seconds[8, long_context] - seconds[8, 0]) / long_context  # per_key + 8 per_read
+    per_read = max(0.0, (eight - one) / 7)
+    return CostModel({rows: seconds[rows, 0] for rows in PROFILED_ROWS}, max(0.0, one - per_read), per_read)

@@ -1,0 +1,84 @@
+"""How many drafted rows to buy: a pure function from measured numbers to a decision with its reason in words.
+
+A node is worth its survival (the chance that the walk reaches it) and costs the time that its row adds to the pass.
+Nodes of all requests are taken in order of survival, and the number of them that gives most tokens per second is
+bought. Where a row is dear, a guess poor, the batch large or the context long, that number is zero by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from understudy.control.cost import CostModel, Load
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What one sequence could draft in this step."""
+
+    context: int
+    survival: Sequence[float]
+    """By node, parents before children, never larger than the parent's."""
+    forced: bool = False
+    """Buy everything whatever it costs: for proofs, not for users."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The nodes to verify, per offer, and why."""
+
+    nodes: list[list[int]]
+    reason: str
+
+
+def choose(
+    offers: Sequence[Offer], base: Load, cost: CostModel, *, max_rows: int, num_emitting: int | None = None
+) -> Decision:
+    """Buy the nodes that maximise tokens per second. `base` is the pass without drafts.
+
+    `num_emitting` sequences say a word in it whatever is bought: all that offer, and those that draw their first.
+    """
+    ranked = sorted(
+        (-survival, index, node, offer.context)
+        for index, offer in enumerate(offers)
+        if not offer.forced
+        for node, survival in enumerate(offer.survival)
+    )
+    nodes, num_forced = _forced(offers, max_rows)
+    tokens = (len(offers) if num_emitting is None else num_emitting) + sum(
+        offer.survival[node] for offer, line in zip(offers, nodes, strict=True) for node in line
+    )
+    rows = base.rows + num_forced
+    reads = base.reads + sum(offer.context * len(line) for offer, line in zip(offers, nodes, strict=True))
+    plain_s = cost.step_s(Load(rows, base.keys, reads))
+    best_count, best_speed, plain_speed = 0, tokens / plain_s, tokens / plain_s
+    for count, (negative, _, _, context) in enumerate(ranked[: max(0, max_rows - num_forced)], start=1):
+        tokens, rows, reads = tokens - negative, rows + 1, reads + context
+        speed = tokens / cost.step_s(Load(rows, base.keys, reads))
+        if speed > best_speed:
+            best_count, best_speed = count, speed
+    for _, index, node, _ in ranked[:best_count]:
+        nodes[index].append(node)
+    return Decision([sorted(line) for line in nodes], _reason(best_count, num_forced, best_speed / plain_speed, ranked))
+
+
+def _forced(offers: Sequence[Offer], max_rows: int) -> tuple[list[list[int]], int]:
+    """The nodes that are bought whatever they cost, as many as there is room for."""
+    nodes: list[list[int]] = []
+    room = max_rows
+    for offer in offers:
+        line = list(range(min(room, len(offer.survival)))) if offer.forced else []
+        nodes.append(line)
+        room -= len(line)
+    return nodes, max_rows - room
+
+
+def _reason(bought: int, forced: int, gain: float, ranked: Sequence[object]) -> str:
+    if forced:
+        return f"{forced} drafted rows were forced"
+    if not ranked:
+        return "no draft was offered"
+    if not bought:
+        return f"none of {len(ranked)} drafted rows would have paid for its time"
+    return f"{bought} of {len(ranked)} drafted rows bought: {gain:.2f}x the tokens per second of a plain step expected"

@@ -1,0 +1,1 @@
+"""Plain data that every other folder speaks in. Standard library only."""

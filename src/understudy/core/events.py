@@ -1,0 +1,47 @@
+"""The one stream that metrics, dashboards, benchmarks and audits read. Every fallback is an event with a reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Fallback:
+    """Something did not go the first way, and what was done instead."""
+
+    what: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cycle:
+    """One engine step: how many rows it computed for whom, what it emitted and how long each part took."""
+
+    num_sequences: int
+    num_prompt_rows: int
+    num_draft_rows: int
+    num_emitted: int
+    num_accepted: int
+    context: int
+    draft_s: float
+    forward_s: float
+    sample_s: float
+    total_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Preempted:
+    """A running sequence gave its blocks back and will be computed again."""
+
+    request_id: str
+    choice: int
+
+
+Event = Fallback | Cycle | Preempted
+EventSink = Callable[[Event], None]
+
+
+def ignore(event: Event) -> None:
+    """Drop an event: the sink of those who do not listen."""

@@ -1,0 +1,1 @@
+"""Continuous batching around one step: choose, draft, forward, verify, commit, observe."""

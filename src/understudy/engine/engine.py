@@ -1,0 +1,276 @@
+"""The engine: continuous batching around one step that you can recite.
+
+choose      who computes which known rows                    scheduler.plan
+draft       what is proposed ahead, and what of it pays      drafting.propose
+forward     one pass of the target over all those rows       runner.forward
+verify      the target's own words along each draft          sampling.verify.walk
+commit      lengths move forward; accepted rows fall in line  cache.keep, cache.commit
+observe     what it cost and how good the guesses were       cost.observe, drafting.observe
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import time
+from collections.abc import Sequence as Items
+
+import numpy as np
+from numpy.typing import NDArray
+
+from understudy.config import EngineConfig
+from understudy.control.cost import CostModel, Load
+from understudy.core.events import Cycle, EventSink, Preempted, ignore
+from understudy.core.request import Output, Request
+from understudy.drafters.base import Drafter
+from understudy.engine.drafting import Drafting, Proposal
+from understudy.engine.scheduler import Scheduler, Share
+from understudy.engine.sequence import Sequence
+from understudy.errors import CapacityError, InvalidRequest
+from understudy.kv.pool import BlockPool
+from understudy.kv.prefix import PrefixCache
+from understudy.kv.sequence import SequenceCache
+from understudy.runtime.inputs import Work
+from understudy.runtime.runner import Runner
+from understudy.sampling.verify import Verdict, walk
+from understudy.text.detokenize import Detokenizer
+from understudy.text.tokenizer import Tokenizer
+
+Floats = NDArray[np.float32]
+
+
+class Engine:
+    """Serves many requests at once; every answer is what it would have been alone."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        tokenizer: Tokenizer,
+        *,
+        cost: CostModel,
+        drafters: Items[Drafter] = (),
+        config: EngineConfig | None = None,
+        emit: EventSink = ignore,
+    ) -> None:
+        self.config = config or EngineConfig()
+        model = runner.decoder.config
+        self.max_context = min(self.config.max_context or model.max_positions, model.max_positions)
+        self.cost = cost
+        self._runner = runner
+        self._tokenizer = tokenizer
+        self._emit = emit
+        self._pool = BlockPool(runner.num_blocks)
+        self._prefix = PrefixCache(self._pool, runner.page_tokens) if self.config.prefix_cache else None
+        self._drafting = Drafting(drafters, cost=cost, vocab_size=model.vocab_size, emit=emit)
+        self._scheduler = Scheduler(
+            self._pool,
+            page_tokens=runner.page_tokens,
+            max_rows=self.config.max_rows_per_step,
+            max_sequences=self.config.max_sequences,
+            on_preempt=lambda sequence: emit(Preempted(sequence.request.request_id, sequence.choice)),
+        )
+        self._ids = itertools.count()
+        self._live: dict[str, list[Sequence]] = {}
+        self._aborted: list[Sequence] = []
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self._scheduler.running or self._scheduler.waiting or self._aborted)
+
+    def submit(self, request: Request) -> list[Sequence]:
+        """Queue a request, one sequence per choice. What cannot be served is refused here, with a reason."""
+        self._check(request)
+        seed = request.sampling.seed if request.sampling.seed is not None else secrets.randbits(63)
+        sequences = [self._new_sequence(request, seed, choice) for choice in range(request.sampling.n)]
+        self._live[request.request_id] = sequences
+        for sequence in sequences:
+            self._drafting.start(sequence)
+            self._scheduler.waiting.append(sequence)
+        return sequences
+
+    def abort(self, request_id: str) -> None:
+        """End a request; its blocks are free at the next step."""
+        self._aborted.extend(self._live.get(request_id, ()))
+
+    def step(self) -> list[Output]:
+        """Compute one pass and return what each sequence said."""
+        started = time.perf_counter()
+        outputs = self.end_aborted()
+        shares = self._scheduler.plan()
+        if not shares:
+            return outputs
+        proposals, reason = self._draft(shares)
+        drafted = time.perf_counter()
+        logits = self._runner.forward(
+            [_work(share, proposal) for share, proposal in zip(shares, proposals, strict=True)]
+        )
+        forwarded = time.perf_counter()
+        verdicts = [self._verify(*item) for item in zip(shares, proposals, logits, strict=True)]
+        load = _load(shares, proposals)
+        for share, proposal, verdict in zip(shares, proposals, verdicts, strict=True):
+            self._commit(share, proposal, verdict)
+            if verdict.words or verdict.cut:
+                outputs.append(share.sequence.take_output())
+            if share.sequence.finish_reason is not None:
+                self._remove(share.sequence)
+        self.cost.observe(load, forwarded - drafted)
+        self._emit(_cycle(shares, verdicts, load, reason, (started, drafted, forwarded, time.perf_counter())))
+        return outputs
+
+    def check(self) -> None:
+        """Compare the blocks' reference counts with those who hold them. For tests, and when idle."""
+        owners = [sequence.cache.blocks for sequence in self._scheduler.running]
+        self._pool.check([*owners, self._prefix.blocks()] if self._prefix else owners)
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that could be handed out now."""
+        return self._pool.num_available
+
+    def _draft(self, shares: Items[Share]) -> tuple[list[Proposal], str]:
+        """Ask for drafts where the next word can be drawn and one was drawn before, and make room for them."""
+        ready = [i for i, share in enumerate(shares) if share.reaches_end and share.sequence.num_generated]
+        base = _load(shares, [Proposal()] * len(shares))
+        found, reason = self._drafting.propose(
+            [shares[i].sequence for i in ready],
+            base,
+            max_rows=self.config.max_rows_per_step - base.rows,
+            num_emitting=sum(share.reaches_end for share in shares),
+        )
+        proposals = [Proposal()] * len(shares)
+        for index, proposal in zip(ready, found, strict=True):
+            share = shares[index]
+            fits = share.sequence.cache.reserve(share.num_known + len(proposal.bought))
+            proposals[index] = proposal if fits else Proposal(proposal.offered)
+        return proposals, reason
+
+    def _verify(self, share: Share, proposal: Proposal, logits: Floats) -> Verdict:
+        """Let the target speak along the draft until it leaves it or a stop condition holds."""
+        sequence = share.sequence
+        verdict = Verdict(proposal.bought)
+        if not share.reaches_end:
+            return verdict
+        try:
+            for word in walk(proposal.bought, lambda row: sequence.draw(logits[row])):
+                verdict.words.append(word)
+                if not sequence.append(word.token):
+                    verdict.cut = True
+                    break
+        except FloatingPointError as error:
+            verdict.cut = True
+            sequence.end("error", str(error))
+        return verdict
+
+    def _commit(self, share: Share, proposal: Proposal, verdict: Verdict) -> None:
+        """Move the cache forward over the accepted rows. The last word has no row yet: it leads the next step."""
+        sequence, path = share.sequence, verdict.path
+        self._runner.move(*sequence.cache.keep(share.num_known, path))
+        sequence.cache.commit(share.num_known + len(path), sequence.tokens)
+        self._drafting.observe(sequence, proposal, [word.token for word in verdict.words])
+        if verdict.words:
+            counts = sequence.counts
+            counts.cycles += 1
+            counts.drafted += verdict.draft.depth
+            counts.rows += len(verdict.draft)
+            counts.accepted += verdict.num_accepted
+            counts.rejected += verdict.num_rejected
+
+    def end_aborted(self) -> list[Output]:
+        """End what was aborted, and give its blocks back."""
+        outputs = []
+        for sequence in self._aborted:
+            if sequence.finish_reason is None:
+                sequence.end("abort")
+                outputs.append(sequence.take_output())
+                self._remove(sequence)
+        self._aborted.clear()
+        return outputs
+
+    def _remove(self, sequence: Sequence) -> None:
+        self._scheduler.remove(sequence)
+        self._drafting.stop(sequence)
+        request_id = sequence.request.request_id
+        if all(other.finish_reason is not None for other in self._live.get(request_id, ())):
+            self._live.pop(request_id, None)
+
+    def _new_sequence(self, request: Request, seed: int, choice: int) -> Sequence:
+        model = self._runner.decoder.config
+        return Sequence(
+            next(self._ids),
+            request,
+            seed=seed,
+            choice=choice,
+            cache=SequenceCache(self._pool, self._runner.page_tokens, self._prefix, request.tenant),
+            detokenizer=Detokenizer(self._tokenizer, request.sampling.stop),
+            eos_ids=model.eos_ids,
+            max_context=self.max_context,
+            vocab_size=model.vocab_size,
+        )
+
+    def _check(self, request: Request) -> None:
+        """Refuse what can never be served."""
+        vocab_size = self._runner.decoder.config.vocab_size
+        num_prompt = len(request.prompt_ids)
+        if request.request_id in self._live:
+            raise InvalidRequest(f"Request {request.request_id!r} is running already.", "Give each its own id.")
+        if not num_prompt:
+            raise InvalidRequest("The prompt is empty.", "Give at least one token.", parameter="prompt")
+        if num_prompt >= self.max_context:
+            raise InvalidRequest(
+                f"The prompt has {num_prompt} tokens and leaves no room in a context of {self.max_context}.",
+                "Shorten it.",
+                parameter="prompt",
+            )
+        drafter = request.speculation.drafter
+        if drafter is not None and self._drafting.names and drafter not in self._drafting.names:
+            raise InvalidRequest(
+                f"There is no drafter {drafter!r} here.",
+                f"Choose from {', '.join(self._drafting.names)}, or leave it out.",
+                parameter="speculation.drafter",
+            )
+        named = (*request.prompt_ids, *request.sampling.logit_bias, *request.sampling.stop_token_ids)
+        outside = [token for token in named if not 0 <= token < vocab_size]
+        if outside:
+            raise InvalidRequest(f"Token {outside[0]} does not exist.", f"Ids go from 0 to {vocab_size - 1}.")
+        longest = min(num_prompt + request.sampling.max_tokens, self.max_context)
+        room = self._runner.num_blocks * self._runner.page_tokens
+        if longest > room:
+            raise CapacityError(
+                f"{longest} tokens of prompt and answer do not fit in a cache of {room}.",
+                "Lower max_tokens or raise kv_tokens.",
+            )
+
+
+def _work(share: Share, proposal: Proposal) -> Work:
+    sequence = share.sequence
+    known = sequence.tokens[sequence.cache.length : sequence.cache.length + share.num_known]
+    return Work(sequence.cache, known, proposal.bought, share.reaches_end)
+
+
+def _load(shares: Items[Share], proposals: Items[Proposal]) -> Load:
+    return Load.of(
+        (share.num_known + len(proposal.bought), share.sequence.cache.length)
+        for share, proposal in zip(shares, proposals, strict=True)
+    )
+
+
+def _cycle(
+    shares: Items[Share], verdicts: Items[Verdict], load: Load, reason: str, clock: tuple[float, float, float, float]
+) -> Cycle:
+    started, drafted, forwarded, ended = clock
+    num_draft_rows = sum(len(verdict.draft) for verdict in verdicts)
+    num_sampled = sum(bool(verdict.words) for verdict in verdicts)
+    return Cycle(
+        num_sequences=len(shares),
+        num_prompt_rows=load.rows - num_draft_rows - num_sampled,
+        num_draft_rows=num_draft_rows,
+        num_emitted=sum(len(verdict.words) for verdict in verdicts),
+        num_accepted=sum(verdict.num_accepted for verdict in verdicts),
+        context=load.keys,
+        draft_s=drafted - started,
+        forward_s=forwarded - drafted,
+        sample_s=ended - forwarded,
+        total_s=ended - started,
+        reason=reason,
+    )

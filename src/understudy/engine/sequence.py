@@ -1,0 +1,131 @@
+"""One choice of one request while it lives in the engine."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from understudy.core.request import FinishReason, Output, Request, SpeculationCounts, TokenLogprob
+from understudy.drafters.base import Context
+from understudy.kv.sequence import SequenceCache
+from understudy.sampling.noise import NoiseKey
+from understudy.sampling.processors import Sampler, log_probabilities
+from understudy.text.detokenize import Detokenizer
+
+Floats = NDArray[np.float32]
+
+
+class Sequence:
+    """A text that grows. `tokens` is all of it; the cache holds keys and values of its first `cache.length`."""
+
+    def __init__(
+        self,
+        sequence_id: int,
+        request: Request,
+        *,
+        seed: int,
+        choice: int,
+        cache: SequenceCache,
+        detokenizer: Detokenizer,
+        eos_ids: tuple[int, ...],
+        max_context: int,
+        vocab_size: int,
+    ) -> None:
+        sampling = request.sampling
+        self.sequence_id = sequence_id
+        self.request = request
+        self.choice = choice
+        self.tokens = list(request.prompt_ids)
+        self.cache = cache
+        self.counts = SpeculationCounts()
+        self.cached_tokens = 0
+        self.num_preemptions = 0
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | str | None = None
+        self.error: str | None = None
+        self._num_prompt = len(request.prompt_ids)
+        self._max_tokens = min(sampling.max_tokens, max_context - self._num_prompt)
+        self._eos_ids = frozenset() if sampling.ignore_eos else frozenset(eos_ids)
+        self._stop_ids = frozenset(sampling.stop_token_ids)
+        self._detokenizer = detokenizer
+        self._text: list[str] = []
+        self._fresh: list[int] = []
+        self._fresh_logprobs: list[TokenLogprob] = []
+        key = NoiseKey(seed, choice)
+        self.context = Context(
+            sequence_id, self.tokens, self._num_prompt, request.tenant, sampling.temperature, key
+        )  # fmt: skip
+        self._sampler = Sampler(
+            sampling,
+            key,
+            prompt_ids=request.prompt_ids,
+            end_ids=self._eos_ids | self._stop_ids,
+            vocab_size=vocab_size,
+        )
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens said so far."""
+        return len(self.tokens) - self._num_prompt
+
+    @property
+    def num_left(self) -> int:
+        """Tokens that may still be said."""
+        return self._max_tokens - self.num_generated
+
+    @property
+    def num_pending(self) -> int:
+        """Known tokens whose keys and values the cache lacks; one, once the prompt is computed."""
+        return len(self.tokens) - self.cache.length
+
+    def draw(self, logits: Floats) -> int:
+        """Draw the next word from the target's logits [vocabulary], which are used up."""
+        wanted = self.request.sampling.logprobs
+        raw = logits.copy() if wanted is not None else logits
+        token = self._sampler.sample(logits, position=len(self.tokens), num_generated=self.num_generated)
+        if wanted is not None:
+            self._fresh_logprobs.append(log_probabilities(raw, token, wanted))
+        return token
+
+    def append(self, token: int) -> bool:
+        """Say one more token; return whether the text goes on."""
+        self.tokens.append(token)
+        self._sampler.append(token)
+        self._fresh.append(token)
+        if token in self._eos_ids:
+            self._finish("stop", None)
+        elif token in self._stop_ids:
+            self._finish("stop", token)
+        else:
+            may_stop = self.num_generated >= self.request.sampling.min_tokens
+            self._text.append(self._detokenizer.add(token, may_stop=may_stop))
+            if self._detokenizer.stopped is not None:
+                self._finish("stop", self._detokenizer.stopped)
+            elif self.num_left <= 0:
+                self._finish("length", None)
+        return self.finish_reason is None
+
+    def end(self, reason: FinishReason, error: str | None = None) -> None:
+        """End the text from outside: an abort or an error."""
+        self.error = error
+        self._finish(reason, None)
+
+    def take_output(self) -> Output:
+        """What was said since the last call."""
+        output = Output(
+            self.request.request_id,
+            self.choice,
+            tuple(self._fresh),
+            "".join(self._text),
+            tuple(self._fresh_logprobs),
+            self.finish_reason,
+            self.stop_reason,
+            self.error,
+        )
+        self._fresh, self._text, self._fresh_logprobs = [], [], []
+        return output
+
+    def _finish(self, reason: FinishReason, stop_reason: int | str | None) -> None:
+        self.finish_reason, self.stop_reason = reason, stop_reason
+        if self._detokenizer.stopped is None:
+            self._text.append(self._detokenizer.finish())

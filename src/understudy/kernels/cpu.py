@@ -1,0 +1,95 @@
+"""The CPU's arithmetic behind the names that a decoder calls."""
+
+from __future__ import annotations
+
+import mmap
+from dataclasses import dataclass
+
+import numba
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from understudy.core.events import EventSink, Fallback, ignore
+from understudy.kernels import cpu_ops
+from understudy.kernels.cpu_linear import ROWS, Linear
+from understudy.kernels.rows import Ints, Rows
+from understudy.kernels.simd import LANES
+from understudy.threads import has_one_pool
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """Keys and values of every layer. Keys lie transposed inside a page: see cpu_ops."""
+
+    keys: Floats
+    """[layers, blocks, kv_heads, dim, PAGE]"""
+    values: Floats
+    """[layers, blocks, kv_heads, PAGE, dim]"""
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that the cache may come to hold."""
+        return self.keys.nbytes + self.values.nbytes
+
+    def move(self, sources: Ints, targets: Ints) -> None:
+        """Copy slots to other slots, in order, in every layer."""
+        if sources.size:
+            cpu_ops.copy_slots(self.keys, self.values, sources, targets)
+
+
+class CpuKernels:
+    """Row-invariant kernels for the CPU in fp32."""
+
+    page_tokens = cpu_ops.PAGE
+    feature_multiple = LANES
+    head_dim_multiple = LANES
+
+    def __init__(self, *, num_threads: int | None = None, emit: EventSink = ignore) -> None:
+        threads = num_threads or torch.get_num_threads()
+        if threads > 1 and not has_one_pool():
+            emit(Fallback("threads", "torch and numba have no common pool of threads; import understudy before torch"))
+        torch.set_num_threads(threads)
+        numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))  # type: ignore[attr-defined]
+
+    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        """Pack a weight [outputs, inputs]."""
+        return Linear.pack(weight, bias)
+
+    def padded_rows(self, num_rows: int) -> int:
+        """How many rows to compute when this many are wanted; the rest is padding and changes no bit."""
+        return num_rows if num_rows == 1 else -(-num_rows // ROWS) * ROWS
+
+    def cache(self, *, num_layers: int, num_blocks: int, num_kv_heads: int, dim: int) -> Cache:
+        """Make room for keys and values; memory is taken when a page is first written."""
+        keys = _lazy_zeros((num_layers, num_blocks, num_kv_heads, dim, self.page_tokens))
+        values = _lazy_zeros((num_layers, num_blocks, num_kv_heads, self.page_tokens, dim))
+        return Cache(keys, values)
+
+    def add_rms_norm(self, x: Floats, delta: Floats, weight: Floats, eps: float, out: Floats) -> None:
+        """x += delta; out = rms_norm(x) * weight. All [rows, features]."""
+        cpu_ops.add_rms_norm(x, delta, weight, np.float32(eps), out)
+
+    def gated(self, gate_up: Floats, out: Floats) -> None:
+        """out = silu(gate) * up; gate_up [rows, 2 * features]."""
+        cpu_ops.gated(gate_up, out)
+
+    def attention(
+        self, qkv: Floats, rows: Rows, cos: Floats, sin: Floats, cache: Cache, layer: int, queries: Floats, out: Floats
+    ) -> None:
+        """Write the rows' keys and values, then let each row attend. queries and out [rows, heads, dim]."""
+        keys, values = cache.keys[layer], cache.values[layer]
+        cpu_ops.rotate_and_store(qkv, cos, sin, rows.positions, rows.slots, keys, values, queries)
+        cpu_ops.attend(
+            queries, keys, values, rows.tables, rows.group_starts, rows.group_tables,
+            rows.prefix_lens, rows.tail_starts, rows.tail_slots, out,
+        )  # fmt: skip
+
+
+def _lazy_zeros(shape: tuple[int, ...]) -> Floats:
+    """Zeros whose memory the system hands out page by page when they are written."""
+    size = 4 * int(np.prod(shape))
+    return np.frombuffer(mmap.mmap(-1, size), np.float32).reshape(shape)

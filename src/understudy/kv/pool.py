@@ -1,0 +1,54 @@
+"""Blocks of the cache, counted by reference."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+
+
+class BlockPool:
+    """Hands out block numbers. A block is free when nobody refers to it."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self._references = [0] * num_blocks
+        self._free = deque(range(num_blocks))
+        self.reclaim: Callable[[], bool] = lambda: False
+        """Asked when no block is free: lets go of one cached block, or returns False."""
+        self.num_reclaimable: Callable[[], int] = lambda: 0
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that `take` could hand out, cached ones that nobody uses among them."""
+        return len(self._free) + self.num_reclaimable()
+
+    def take(self) -> int | None:
+        """Return a block with one reference, or None if all are in use."""
+        if not self._free and not self.reclaim():
+            return None
+        block = self._free.popleft()
+        self._references[block] = 1
+        return block
+
+    def share(self, block: int) -> None:
+        """Add a reference to a block that is in use."""
+        assert self._references[block] > 0
+        self._references[block] += 1
+
+    def release(self, block: int) -> None:
+        """Give one reference back."""
+        assert self._references[block] > 0
+        self._references[block] -= 1
+        if not self._references[block]:
+            self._free.append(block)
+
+    def references(self, block: int) -> int:
+        """How many refer to a block."""
+        return self._references[block]
+
+    def check(self, owners: Iterable[Iterable[int]]) -> None:
+        """Compare the counts with those who claim to refer: every reference has an owner, every free block none."""
+        claimed = Counter(block for blocks in owners for block in blocks)
+        for block, count in enumerate(self._references):
+            assert count == claimed[block], f"block {block}: {count} references, {claimed[block]} owners"
+        assert sorted(self._free) == [block for block, count in enumerate(self._references) if not count]

@@ -1,0 +1,323 @@
+"""The Python interface, and the place where an engine is put together.
+
+from understudy import LLM, SamplingParams
+llm = LLM()                                   # the embedded model
+print(llm.generate("Once upon a time", SamplingParams(temperature=0))[0].text)
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from understudy.config import EngineConfig
+from understudy.control.cost import CostModel, profile
+from understudy.core.events import EventSink, Fallback, ignore
+from understudy.core.request import Completion, Output, Request, Result, SamplingParams, Speculation
+from understudy.drafters.base import Drafter
+from understudy.engine.engine import Engine
+from understudy.engine.sequence import Sequence as RunningSequence
+from understudy.errors import ConfigError, InvalidRequest
+from understudy.kernels.cpu import CpuKernels
+from understudy.models.decoder import Decoder
+from understudy.models.load import load_model
+from understudy.runtime.runner import Runner
+from understudy.runtime.selftest import is_row_invariant
+from understudy.text.chat import render
+from understudy.text.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int]
+Message = Mapping[str, Any]
+_MOST_KV_BYTES = 2 << 30
+_PROFILE_CONTEXT = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A loaded model: what several engines can share."""
+
+    decoder: Decoder
+    tokenizer: Tokenizer
+    page_tokens: int
+    name: str
+    source_hash: str
+    is_row_invariant: bool
+    """What the start-up self-test found; without it every row is computed by itself."""
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Memory that one token's keys and values take."""
+        config = self.decoder.config
+        return 2 * 4 * config.num_layers * config.num_kv_heads * config.head_dim
+
+
+def load_target(
+    model: str | Path | None = None,
+    *,
+    num_threads: int | None = None,
+    emit: EventSink = ignore,
+    progress: Callable[[int, int], None] | None = None,
+) -> Target:
+    """Load a model: a folder, a GGUF file, or None for the embedded one."""
+    loaded = load_model(model, progress=progress)
+    kernels = CpuKernels(num_threads=num_threads, emit=emit)
+    decoder = Decoder(loaded.config, loaded.tensors, kernels)
+    invariant = is_row_invariant(decoder, kernels.page_tokens)
+    if not invariant:
+        emit(Fallback("the self-test", "rows depend on their neighbours on this machine: computing them one by one"))
+    return Target(decoder, loaded.tokenizer, kernels.page_tokens, loaded.name, loaded.source_hash, invariant)
+
+
+def make_drafter(name: str) -> Drafter:
+    """Build a drafter by its name."""
+    from understudy.drafters.ngram import NgramDrafter
+    from understudy.drafters.suffix import SuffixDrafter
+
+    drafters: dict[str, Callable[[], Drafter]] = {"ngram": NgramDrafter, "suffix": SuffixDrafter}
+    return drafters[name]()
+
+
+def build_engine(
+    target: Target,
+    config: EngineConfig | None = None,
+    *,
+    drafters: Sequence[Drafter] | None = None,
+    cost: CostModel | None = None,
+    emit: EventSink = ignore,
+) -> Engine:
+    """Put an engine around a target. Without a `cost` one is measured, unless there is nothing to decide."""
+    config = config or EngineConfig()
+    num_blocks = -(-_kv_tokens(target, config) // target.page_tokens)
+    runner = Runner(
+        target.decoder,
+        num_blocks=num_blocks,
+        page_tokens=target.page_tokens,
+        row_by_row=not target.is_row_invariant,
+    )
+    if drafters is None:
+        drafters = [make_drafter(name) for name in config.drafters]
+    if cost is None:
+        cost = measure_cost(runner) if drafters else CostModel({1: 1.0})
+    return Engine(runner, target.tokenizer, cost=cost, drafters=drafters, config=config, emit=emit)
+
+
+def measure_cost(runner: Runner) -> CostModel:
+    """Measure what rows and context cost on this machine."""
+    runner.time_step(1, 0)  # the first pass pays for compiling and for touching memory
+    longest = min(
+        _PROFILE_CONTEXT, runner.num_blocks * runner.page_tokens // 2, runner.decoder.config.max_positions // 2
+    )
+    return profile(runner.time_step, long_context=max(1, longest))
+
+
+def _kv_tokens(target: Target, config: EngineConfig) -> int:
+    if config.kv_tokens is not None:
+        return config.kv_tokens
+    limit = config.max_context or target.decoder.config.max_positions
+    budget = min(_MOST_KV_BYTES, _free_bytes() // 4)
+    return max(limit + target.page_tokens, min(budget // target.kv_bytes_per_token, limit * config.max_sequences))
+
+
+def _free_bytes() -> int:
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):  # not every system tells
+        return 4 * _MOST_KV_BYTES
+
+
+class LLM:
+    """A model and its engine in this process."""
+
+    def __init__(
+        self,
+        model: str | Path | None = None,
+        *,
+        config: EngineConfig | None = None,
+        target: Target | None = None,
+        emit: EventSink = ignore,
+        progress: Callable[[int, int], None] | None = None,
+        **settings: Any,
+    ) -> None:
+        """Load `model` (None: the embedded one). Settings are those of EngineConfig, by name or as a whole."""
+        if config is not None and settings:
+            raise ConfigError("Both a config and single settings were given.", "Give one of the two.")
+        config = config or EngineConfig.from_mapping(settings)
+        self.target = target or load_target(model, num_threads=config.num_threads, emit=emit, progress=progress)
+        self.engine = build_engine(self.target, config, emit=emit)
+        self._request_numbers = itertools.count()
+        self._inbox: dict[str, deque[Output]] = {}  # what requests said and nobody has taken yet
+
+    def generate(
+        self,
+        prompts: str | Sequence[Prompt],
+        sampling: SamplingParams | None = None,
+        *,
+        speculation: Speculation | None = None,
+        tenant: str = "",
+        workload_class: str = "other",
+        on_output: Callable[[Output], None] | None = None,
+    ) -> list[Result]:
+        """Continue prompts (one text, or several texts or lists of ids); `on_output` sees the words as they come."""
+        requests = [
+            self.request(
+                prompt,
+                sampling,
+                speculation=speculation,
+                tenant=tenant,
+                workload_class=workload_class,
+            )
+            for prompt in ([prompts] if isinstance(prompts, str) else prompts)
+        ]
+        return self.run(requests, on_output=on_output)
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        sampling: SamplingParams | None = None,
+        *,
+        speculation: Speculation | None = None,
+        on_output: Callable[[Output], None] | None = None,
+    ) -> Result:
+        """Answer a conversation: messages of {"role", "content"}."""
+        request = self.request(self.chat_ids(messages), sampling, speculation=speculation)
+        return self.run([request], on_output=on_output)[0]
+
+    def chat_ids(self, messages: Sequence[Message]) -> list[int]:
+        """Render a conversation with the model's template and turn it into token ids."""
+        tokenizer = self.target.tokenizer
+        if tokenizer.chat_template is None:
+            raise InvalidRequest("This model has no chat template.", "Use generate() with a plain prompt.")
+        text = render(
+            tokenizer.chat_template, messages, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token
+        )  # fmt: skip
+        return tokenizer.encode(text, add_special=False)
+
+    def request(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        *,
+        speculation: Speculation | None = None,
+        tenant: str = "",
+        workload_class: str = "other",
+    ) -> Request:
+        """Make a request of a prompt."""
+        return Request(
+            request_id=f"request-{next(self._request_numbers)}",
+            prompt_ids=_ids(self.target.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt),
+            sampling=sampling or SamplingParams(),
+            speculation=speculation or Speculation(),
+            tenant=tenant,
+            workload_class=workload_class,
+        )
+
+    def run(
+        self,
+        requests: Iterable[Request],
+        *,
+        on_output: Callable[[Output], None] | None = None,
+        concurrency: int | None = None,
+    ) -> list[Result]:
+        """Serve requests, at most `concurrency` at once, and return their results in order.
+
+        Nothing is left behind: if a request is refused or the caller interrupts, all that were running are aborted.
+        """
+        if concurrency is not None and concurrency < 1:
+            raise InvalidRequest(f"concurrency is {concurrency}.", "Give at least 1.", parameter="concurrency")
+        requests = list(requests)
+        if len({request.request_id for request in requests}) < len(requests):
+            raise InvalidRequest("Two requests have the same id.", "Give each its own.", parameter="request_id")
+        sequences: dict[str, list[RunningSequence]] = {}
+        results: dict[str, Result] = {}
+        queue = iter(requests)
+        try:
+            while True:
+                while concurrency is None or len(sequences) - _num_done(sequences) < concurrency:
+                    request = next(queue, None)
+                    if request is None:
+                        break
+                    sequences[request.request_id] = self._submit(request)
+                    results[request.request_id] = _empty_result(request, sequences[request.request_id])
+                if _num_done(sequences) == len(sequences):
+                    break
+                for output in self._step(sequences):
+                    _extend(results[output.request_id], output)
+                    if on_output is not None:
+                        on_output(output)
+        finally:
+            self._leave(sequences)
+        for request_id, running in sequences.items():
+            _complete(results[request_id], running)
+        return [results[request.request_id] for request in requests]
+
+    def stream(self, prompt: Prompt, sampling: SamplingParams | None = None) -> Iterator[Output]:
+        """Yield the words of one prompt as they come; closing the iterator aborts the request."""
+        request = self.request(prompt, sampling)
+        running = self._submit(request)
+        try:
+            while self._inbox[request.request_id] or any(sequence.finish_reason is None for sequence in running):
+                yield from self._step([request.request_id])
+        finally:
+            self._leave([request.request_id])
+
+    def _submit(self, request: Request) -> list[RunningSequence]:
+        running = self.engine.submit(request)
+        self._inbox[request.request_id] = deque()
+        return running
+
+    def _step(self, request_ids: Iterable[str]) -> Iterator[Output]:
+        """Yield what these requests said; only if that is nothing yet, let the engine compute a step."""
+        mine = [self._inbox[request_id] for request_id in request_ids]
+        if not any(mine):
+            for output in self.engine.step():
+                if output.request_id in self._inbox:  # whoever waits for another request finds it there
+                    self._inbox[output.request_id].append(output)
+        for inbox in mine:
+            while inbox:
+                yield inbox.popleft()
+
+    def _leave(self, request_ids: Iterable[str]) -> None:
+        """Let go of requests; those that were not finished are aborted, and their blocks are free at once."""
+        for request_id in request_ids:
+            self.engine.abort(request_id)
+            del self._inbox[request_id]
+        self.engine.end_aborted()
+
+
+def _ids(prompt: Sequence[int]) -> tuple[int, ...]:
+    try:
+        return tuple(operator.index(token) for token in prompt)
+    except TypeError:
+        raise InvalidRequest("A prompt is a text or a list of token ids.", parameter="prompt") from None
+
+
+def _num_done(sequences: Mapping[str, list[RunningSequence]]) -> int:
+    return sum(all(s.finish_reason is not None for s in running) for running in sequences.values())
+
+
+def _empty_result(request: Request, running: Sequence[RunningSequence]) -> Result:
+    choices = [Completion(index) for index in range(len(running))]
+    return Result(request.request_id, request.prompt_ids, running[0].context.noise.seed, choices)
+
+
+def _extend(result: Result, output: Output) -> None:
+    choice = result.completions[output.choice]
+    choice.token_ids.extend(output.token_ids)
+    choice.text += output.text
+    choice.logprobs.extend(output.logprobs)
+    choice.finish_reason = output.finish_reason
+    choice.stop_reason = output.stop_reason
+    choice.error = output.error
+
+
+def _complete(result: Result, running: Sequence[RunningSequence]) -> None:
+    result.cached_tokens = running[0].cached_tokens
+    result.num_preemptions = sum(sequence.num_preemptions for sequence in running)
+    for completion, sequence in zip(result.completions, running, strict=True):
+        completion.speculation = sequence.counts

@@ -1,0 +1,1 @@
+"""What a target is made of: its shape, its weights, and where they come from."""

@@ -1,0 +1,127 @@
+"""One decoder for Llama and Qwen2: grouped heads, rotary positions, gated feed-forward, RMS norms."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from understudy.errors import ModelError
+from understudy.kernels.cpu import Cache, CpuKernels
+from understudy.kernels.cpu_linear import Linear
+from understudy.kernels.rows import Rows
+from understudy.models.config import ModelConfig
+from understudy.models.rotary import rotary_tables
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """The weights of one layer; q, k, v and gate, up are stacked, so that one pass reads both."""
+
+    attention_norm: Floats
+    qkv: Linear
+    attention_out: Linear
+    feed_forward_norm: Floats
+    gate_up: Linear
+    down: Linear
+
+
+class Decoder:
+    """The target: rows in, logits out. Keys and values go to the cache at the slots that the rows name."""
+
+    def __init__(self, config: ModelConfig, tensors: dict[str, Tensor], kernels: CpuKernels) -> None:
+        self.config = config
+        self._kernels = kernels
+        _check_shapes(config, kernels)
+        lanes = kernels.feature_multiple
+        self._intermediate_size = -(-config.intermediate_size // lanes) * lanes
+        self._cos, self._sin = rotary_tables(config, config.max_positions)
+        self._embedding: Floats = tensors["model.embed_tokens.weight"].float().numpy()
+        self._layers = [self._build_layer(tensors, index) for index in range(config.num_layers)]
+        self._final_norm = _vector(tensors["model.norm.weight"])
+        head = "model.embed_tokens.weight" if config.tie_embeddings else "lm_head.weight"
+        self._head = kernels.linear(tensors[head])
+        self.num_weight_bytes = 4 * sum(tensor.numel() for tensor in tensors.values())
+
+    def _build_layer(self, tensors: dict[str, Tensor], index: int) -> _Layer:
+        prefix = f"model.layers.{index}."
+
+        def stacked(*names: str) -> Linear:
+            weight = torch.cat([tensors[f"{prefix}{name}.weight"].float() for name in names])
+            biases = [tensors.get(f"{prefix}{name}.bias") for name in names]
+            bias = torch.cat([b.float() for b in biases if b is not None]) if biases[0] is not None else None
+            return self._kernels.linear(weight, bias)
+
+        gate, up, down = (tensors[f"{prefix}mlp.{name}_proj.weight"].float() for name in ("gate", "up", "down"))
+        return _Layer(
+            attention_norm=_vector(tensors[prefix + "input_layernorm.weight"]),
+            qkv=stacked("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+            attention_out=stacked("self_attn.o_proj"),
+            feed_forward_norm=_vector(tensors[prefix + "post_attention_layernorm.weight"]),
+            gate_up=self._kernels.linear(torch.cat([self._widened(gate), self._widened(up)])),
+            down=self._kernels.linear(self._widened(down.T).T),
+        )
+
+    def _widened(self, weight: Tensor) -> Tensor:
+        """A weight [intermediate, ...] with zeros below, up to whole lanes: what they compute is zero."""
+        missing = self._intermediate_size - weight.shape[0]
+        return torch.nn.functional.pad(weight, (0, 0, 0, missing)) if missing else weight
+
+    def new_cache(self, num_blocks: int) -> Cache:
+        """Make a cache of this many blocks for this model."""
+        config = self.config
+        return self._kernels.cache(
+            num_layers=config.num_layers, num_blocks=num_blocks, num_kv_heads=config.num_kv_heads, dim=config.head_dim
+        )
+
+    def forward(self, rows: Rows, cache: Cache) -> Floats:
+        """Compute all rows and return the logits [N, vocabulary] of `rows.logit_rows`."""
+        config, kernels = self.config, self._kernels
+        num_rows = len(rows.token_ids)
+        padded = kernels.padded_rows(num_rows)  # rows beyond num_rows are padding: computed and never read
+        x = np.zeros((padded, config.hidden_size), np.float32)
+        x[:num_rows] = self._embedding[rows.token_ids]
+        delta = np.zeros_like(x)
+        normed = np.empty_like(x)
+        queries = np.empty((num_rows, config.num_heads, config.head_dim), np.float32)
+        attended = np.zeros((padded, config.num_heads * config.head_dim), np.float32)
+        attended_heads = attended[:num_rows].reshape(queries.shape)
+        activated = np.empty((padded, self._intermediate_size), np.float32)
+        for index, layer in enumerate(self._layers):
+            kernels.add_rms_norm(x, delta, layer.attention_norm, config.rms_norm_eps, normed)
+            qkv = layer.qkv(normed)
+            kernels.attention(qkv, rows, self._cos, self._sin, cache, index, queries, attended_heads)
+            delta = layer.attention_out(attended)
+            kernels.add_rms_norm(x, delta, layer.feed_forward_norm, config.rms_norm_eps, normed)
+            kernels.gated(layer.gate_up(normed), activated)
+            delta = layer.down(activated)
+        kernels.add_rms_norm(x, delta, self._final_norm, config.rms_norm_eps, normed)
+        return self._logits(normed, rows.logit_rows)
+
+    def _logits(self, hidden: Floats, wanted: NDArray[np.int64]) -> Floats:
+        """The logits [N, vocabulary] of the rows that are wanted."""
+        chosen = np.zeros((self._kernels.padded_rows(len(wanted)), self.config.hidden_size), np.float32)
+        chosen[: len(wanted)] = hidden[wanted]
+        return self._head(chosen)[: len(wanted)]
+
+
+def _vector(weight: Tensor) -> Floats:
+    vector: Floats = weight.float().contiguous().numpy()
+    return vector
+
+
+def _check_shapes(config: ModelConfig, kernels: CpuKernels) -> None:
+    """Refuse the shapes that the kernels' fixed lanes cannot hold."""
+    for name, size, multiple in (
+        ("hidden_size", config.hidden_size, kernels.feature_multiple),
+        ("head_dim", config.head_dim, kernels.head_dim_multiple),
+    ):
+        if size % multiple:
+            raise ModelError(
+                f"{name} is {size}, which is not a multiple of {multiple}.", "This model's shape is not supported."
+            )

@@ -1,0 +1,261 @@
+"""The proof: every case under every setting, against an engine that has no speculation at all.
+
+The baseline is an engine without any drafter that serves one request at a time, with no prefix cache and with all
+the room it wants. Under a setting a fresh engine on the same weights serves the same cases, with drafts forced past
+the rule that would buy only those that pay. All that a user sees must be equal.
+
+A proof can also be empty. A setting under which nothing was drafted, accepted or rejected, no prefix found, nothing
+preempted or never four sequences were computed together has shown nothing: it is called vacuous, and fails.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from understudy.config import EngineConfig
+from understudy.control.cost import CostModel
+from understudy.core.request import Request, Speculation
+from understudy.engine.engine import Engine
+from understudy.llm import Target, build_engine
+from understudy.parity.cases import Case, CaseSet
+from understudy.parity.compare import Difference, differences
+from understudy.parity.run import Answer, Happenings, serve
+from understudy.parity.settings import Setting
+
+FORCED = Speculation(forced=True, max_depth=8, max_rows=16)
+"""Deep and wide enough for trees and chains, and never left out because it would not pay."""
+_TOGETHER = 4
+"""Sequences that start together where blocks are made scarce."""
+_SPARE_BLOCKS = 2
+"""Blocks beyond what they need to start with; each of the four will ask for about two more."""
+
+
+@dataclass(slots=True)
+class SettingReport:
+    """What came out under one setting."""
+
+    setting: Setting
+    compared: int = 0
+    identical: int = 0
+    happenings: Happenings = field(default_factory=Happenings)
+    vacuous: list[str] = field(default_factory=list)
+    """Why this setting has shown nothing; empty if it has."""
+    seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class Report:
+    """What came out of a proof."""
+
+    settings: list[SettingReport] = field(default_factory=list)
+    differences: list[Difference] = field(default_factory=list)
+    cut: list[Setting] = field(default_factory=list)
+    """Settings that the budget left no time for."""
+    seconds: float = 0.0
+
+    @property
+    def compared(self) -> int:
+        """Answers that were compared."""
+        return sum(report.compared for report in self.settings)
+
+    @property
+    def identical(self) -> int:
+        """Answers that were the same in every field."""
+        return sum(report.identical for report in self.settings)
+
+    @property
+    def vacuous(self) -> list[SettingReport]:
+        """Settings under which what they are there to test did not happen."""
+        return [report for report in self.settings if report.vacuous]
+
+    @property
+    def proven(self) -> bool:
+        """Whether every answer was the same and every setting meant something."""
+        return bool(self.compared) and not self.differences and not self.vacuous
+
+
+class Watcher(Protocol):
+    """Who wants to see a proof while it runs."""
+
+    def at(self, what: str, done: int, total: int) -> None:
+        """See that `done` of `total` answers are there, and what is being run."""
+
+    def finished(self, report: SettingReport) -> None:
+        """See that a setting is done."""
+
+
+class Unwatched:
+    """Sees nothing."""
+
+    def at(self, what: str, done: int, total: int) -> None:
+        """Ignore it."""
+
+    def finished(self, report: SettingReport) -> None:
+        """Ignore it."""
+
+
+def verify(
+    target: Target,
+    case_set: CaseSet,
+    settings: Sequence[Setting],
+    *,
+    budget_s: float | None = None,
+    watcher: Watcher | None = None,
+) -> Report:
+    """Compare under each setting in order, until the budget would be exceeded; the first one always runs."""
+    proof = _Proof(target, case_set.cases, settings, watcher or Unwatched())
+    started = time.monotonic()
+    for place, setting in enumerate(settings):
+        used_s = time.monotonic() - started
+        if budget_s is not None and place and used_s * (1 + proof.share_of(setting)) > budget_s:
+            proof.report.cut = list(settings[place:])
+            break
+        proof.run(setting)
+    proof.report.seconds = time.monotonic() - started
+    return proof.report
+
+
+class _Proof:
+    """A proof that is under way."""
+
+    def __init__(self, target: Target, cases: Sequence[Case], settings: Sequence[Setting], watcher: Watcher) -> None:
+        self.report = Report()
+        self._target = target
+        self._cases = cases
+        self._watcher = watcher
+        self._baselines: dict[float, dict[int, Answer]] = {}  # by temperature, then by the case's index
+        self._done = 0
+        num_baselines = len({setting.temperature for setting in settings}) * len(cases)
+        self._total = num_baselines + sum(len(self._requests(setting)) for setting in settings)
+
+    def share_of(self, setting: Setting) -> float:
+        """How much a setting has to do, by what was done so far."""
+        num_baseline = 0 if setting.temperature in self._baselines else len(self._cases)
+        return (len(self._requests(setting)) + num_baseline) / max(1, self._done)
+
+    def run(self, setting: Setting) -> None:
+        """Serve all cases under a setting and compare them with the baseline."""
+        baseline = self._baseline(setting.temperature)
+        started = time.monotonic()
+        report = SettingReport(setting)
+        requests = self._requests(setting)
+        engine = make_engine(self._target, setting, self._cases, report.happenings)
+        answers = self._serve(engine, requests, report.happenings, setting.concurrency, setting.name)
+        for request, case in requests:
+            found = differences(baseline[case.index], answers[request.request_id], case, setting.name)
+            report.compared += 1
+            report.identical += not found
+            self.report.differences.extend(found)
+        report.vacuous = vacuous_reasons(setting, report.happenings)
+        report.seconds = time.monotonic() - started
+        self.report.settings.append(report)
+        self._watcher.finished(report)
+
+    def _baseline(self, temperature: float) -> dict[int, Answer]:
+        """Answer every case plainly, once for each temperature."""
+        if temperature not in self._baselines:
+            happenings = Happenings()
+            engine = make_engine(self._target, None, self._cases, happenings)
+            requests = [(_request(case, temperature, Speculation(enabled=False)), case) for case in self._cases]
+            name = f"plain, temperature {temperature:g}"
+            answers = self._serve(engine, requests, happenings, 1, name)
+            assert not happenings.counts.drafted, "an engine without drafters has drafted"
+            self._baselines[temperature] = {case.index: answers[request.request_id] for request, case in requests}
+        return self._baselines[temperature]
+
+    def _requests(self, setting: Setting) -> list[tuple[Request, Case]]:
+        """The requests of a setting, in order of arrival, each with its case."""
+        cases = self._cases
+        if setting.preemption:
+            cases, _ = scarce(cases, self._target.page_tokens)
+        return [
+            (_request(case, setting.temperature, FORCED, repetition), case)
+            for case, repetition in _arrivals(cases, setting)
+        ]
+
+    def _serve(
+        self,
+        engine: Engine,
+        requests: Sequence[tuple[Request, Case]],
+        happenings: Happenings,
+        concurrency: int,
+        name: str,
+    ) -> dict[str, Answer]:
+        def on_answer() -> None:
+            self._done += 1
+            self._watcher.at(name, self._done, self._total)
+
+        self._watcher.at(name, self._done, self._total)
+        order = [request for request, _ in requests]
+        return serve(engine, order, happenings, concurrency=concurrency, on_answer=on_answer)
+
+
+def make_engine(target: Target, setting: Setting | None, cases: Sequence[Case], happenings: Happenings) -> Engine:
+    """Build the engine of a setting, or of the baseline."""
+    page = target.page_tokens
+    num_blocks = 2 * _TOGETHER * max(_blocks(case.num_tokens, page) for case in cases)
+    if setting is not None and setting.preemption:
+        _, num_blocks = scarce(cases, page)
+    config = EngineConfig(
+        drafters=setting.drafters if setting else (),
+        prefix_cache=setting.prefix_cache if setting else False,
+        kv_tokens=num_blocks * page,
+    )
+    # Drafts are forced, so nothing is decided by what a row costs, and nothing needs to be measured.
+    return build_engine(target, config, cost=CostModel({1: 1.0}), emit=happenings.listen)
+
+
+def scarce(cases: Sequence[Case], page_tokens: int) -> tuple[list[Case], int]:
+    """Choose a number of blocks in which four sequences can start but not end together, and the cases that fit it.
+
+    A sequence joins when there is room for its prompt and one more block for each that runs. So the blocks below let
+    the four shortest prompts in; it is their answers that run out of room. Where the longest case fits into little
+    more than that, it is given room too; else it is left out of these settings.
+    """
+    shortest = cases[:_TOGETHER]
+    to_start = sum(len(case.prompt_ids) // page_tokens + 1 for case in shortest) + len(shortest) - 1
+    least = max(to_start, *(_blocks(case.num_tokens, page_tokens) for case in shortest))
+    longest = max(_blocks(case.num_tokens, page_tokens) for case in cases)
+    num_blocks = longest if least < longest <= least + _SPARE_BLOCKS else least
+    return [case for case in cases if _blocks(case.num_tokens, page_tokens) <= num_blocks], num_blocks
+
+
+def vacuous_reasons(setting: Setting, happenings: Happenings) -> list[str]:
+    """Say what the setting is there to test and what did not happen."""
+    counts = happenings.counts
+    reasons = {
+        "no token was drafted": not counts.drafted,
+        "no drafted token was accepted": not counts.accepted,
+        "no drafted token was rejected": not counts.rejected,
+        "no prompt found its beginning in the prefix cache": setting.prefix_cache and not happenings.num_cache_hits,
+        "nothing was preempted; longer answers may help": setting.preemption and not happenings.preemptions,
+        f"never {setting.concurrency} sequences in one pass": happenings.most_sequences < setting.concurrency,
+    }
+    failures = [f"a drafter failed ({text})" for text in happenings.fallbacks if text.startswith("drafter ")]
+    return [reason for reason, holds in reasons.items() if holds] + failures[:1]
+
+
+def _arrivals(cases: Sequence[Case], setting: Setting) -> Iterator[tuple[Case, int]]:
+    """With a prefix cache every case comes twice, the second time after as many others as run at once."""
+    for start in range(0, len(cases), setting.concurrency):
+        group = cases[start : start + setting.concurrency]
+        for repetition in range(2 if setting.prefix_cache else 1):
+            yield from ((case, repetition) for case in group)
+
+
+def _request(case: Case, temperature: float, speculation: Speculation, repetition: int = 0) -> Request:
+    return Request(
+        request_id=f"case-{case.index}-{repetition}",
+        prompt_ids=case.prompt_ids,
+        sampling=case.sampling(temperature),
+        speculation=speculation,
+        tenant="verify",
+        workload_class=case.prompt_class,
+    )
+
+
+def _blocks(num_tokens: int, page_tokens: int) -> int:
+    return -(-num_tokens // page_tokens)

@@ -1,0 +1,1 @@
+"""One forward pass: from sequences and drafts to rows, and from rows to logits."""

@@ -1,0 +1,60 @@
+"""The start-up proof that this machine computes rows alike: on the real weights, in a third of a second.
+
+A short text that crosses a page is computed once at a stretch, then row by row, then as the nodes of a tree among
+decoys. The logits must be equal, not close.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from understudy.core.draft import EMPTY, ROOT, Draft
+from understudy.kv.pool import BlockPool
+from understudy.kv.sequence import SequenceCache
+from understudy.models.decoder import Decoder
+from understudy.runtime.inputs import Work
+from understudy.runtime.runner import Runner
+
+Floats = NDArray[np.float32]
+_NUM_BLOCKS = 4
+_NUM_TAIL = 4
+
+
+def is_row_invariant(decoder: Decoder, page_tokens: int) -> bool:
+    """Whether a row's logits are the same bits alone, among others, and in a tree."""
+    runner = Runner(decoder, num_blocks=_NUM_BLOCKS, page_tokens=page_tokens)
+    vocab_size = decoder.config.vocab_size
+    text = [(7 + 31 * i) % vocab_size for i in range(page_tokens + _NUM_TAIL)]
+    known, tail = text[: -_NUM_TAIL + 1], text[-_NUM_TAIL + 1 :]
+    chain = Draft.chain(tail, confidence=[1.0] * len(tail), source="self-test")
+    at_a_stretch = _logits(runner, [(known, chain)])
+    one_by_one = _logits(runner, [(known[:-1], EMPTY), *(([token], EMPTY) for token in text[-_NUM_TAIL:])])[1:]
+    tree, places = _among_decoys(tail, vocab_size)
+    in_a_tree = _logits(runner, [(known, tree)])[[0, *(place + 1 for place in places)]]
+    return np.array_equal(at_a_stretch, one_by_one) and np.array_equal(at_a_stretch, in_a_tree)
+
+
+def _logits(runner: Runner, passes: list[tuple[list[int], Draft]]) -> Floats:
+    """The logits of all passes over one fresh sequence, one below the other."""
+    cache = SequenceCache(BlockPool(_NUM_BLOCKS), runner.page_tokens, None, "")
+    found = []
+    for known, draft in passes:
+        cache.reserve(len(known) + len(draft))
+        found.append(runner.forward([Work(cache, known, draft, wants_logits=True)])[0])
+        cache.commit(len(known), [])
+    return np.concatenate(found)
+
+
+def _among_decoys(tail: list[int], vocab_size: int) -> tuple[Draft, list[int]]:
+    """A tree in which every token of the text comes second to a decoy, and the places of those tokens."""
+    tokens: list[int] = []
+    parents: list[int] = []
+    places: list[int] = []
+    for token in tail:
+        parent = places[-1] if places else ROOT
+        tokens += [(token + 1) % vocab_size, token]
+        parents += [parent, parent]
+        places.append(len(tokens) - 1)
+    count = len(tokens)
+    return Draft(tuple(tokens), tuple(parents), (1.0,) * count, ("self-test",) * count), places

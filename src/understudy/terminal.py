@@ -1,0 +1,130 @@
+"""What a person sees of a command: while they wait, on the error stream, and when it is done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.status import Status
+from rich.table import Table
+
+from understudy.core.request import Result, SpeculationCounts
+
+if TYPE_CHECKING:
+    from understudy.parity.side_by_side import Comparison
+
+
+@contextmanager
+def loading(console: Console) -> Iterator[Callable[[int, int], None]]:
+    """Show that a model is being loaded; the callback takes (tensors done, tensors in all) of a conversion."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=24), TimeRemainingColumn())
+    said = False
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("loading the model", total=None)
+
+        def converting(done: int, total: int) -> None:
+            nonlocal said
+            if not said and not console.is_terminal:
+                console.print("Converting the model; this is done once.")
+            said = True
+            progress.update(task, description="converting the model, this once", completed=done, total=total)
+
+        yield converting
+
+
+class Waiting:
+    """A line that says what is being done, until `stop` or for as long as the block runs."""
+
+    def __init__(self, console: Console, text: str) -> None:
+        self._console = console
+        self._status = Status(text, console=console)
+        self._shown = False
+
+    def say(self, text: str) -> None:
+        """Say something else."""
+        self._status.update(text)
+
+    def stop(self) -> None:
+        """Take the line away; a second call does nothing."""
+        if self._shown:
+            self._status.stop()
+            self._shown = False
+
+    def __enter__(self) -> Waiting:
+        self._shown = self._console.is_terminal
+        if self._shown:
+            self._status.start()
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self.stop()
+
+
+def result_json(result: Result, model: str, seconds: float) -> dict[str, Any]:
+    """Put an answer into plain values."""
+    num_tokens = sum(len(completion.token_ids) for completion in result.completions)
+    return {
+        "model": model,
+        "seed": result.seed,
+        "choices": [
+            {
+                "index": completion.index,
+                "text": completion.text,
+                "token_ids": completion.token_ids,
+                "finish_reason": completion.finish_reason,
+                "stop_reason": completion.stop_reason,
+                "error": completion.error,
+                "speculation": asdict(completion.speculation),
+            }
+            for completion in result.completions
+        ],
+        "usage": {
+            "prompt_tokens": len(result.prompt_ids),
+            "completion_tokens": num_tokens,
+            "cached_tokens": result.cached_tokens,
+        },
+        "seconds": round(seconds, 3),
+        "tokens_per_s": round(num_tokens / seconds, 3),
+    }
+
+
+def summary(result: Result, seconds: float, *, tell_seed: bool) -> str:
+    """Say in one line how fast an answer came and what speculation did for it."""
+    num_tokens = sum(len(completion.token_ids) for completion in result.completions)
+    counts = SpeculationCounts()
+    for completion in result.completions:
+        counts.add(completion.speculation)
+    parts = [
+        f"{num_tokens} tokens in {seconds:.1f} s, {num_tokens / seconds:.1f} tokens/s",
+        f"{num_tokens / max(1, counts.cycles):.2f} tokens per cycle",
+        f"{counts.accepted} of {counts.drafted} drafted tokens accepted",
+        *([f"seed {result.seed}"] if tell_seed else []),
+    ]
+    return "; ".join(parts)
+
+
+def show_comparisons(comparisons: Sequence[Comparison], console: Console) -> None:
+    """Print a line for each prompt: how fast off and on were, and whether the text is the same."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("prompt", no_wrap=True)
+    for name in ("tokens", "off", "on", "speed-up", "accepted", "same text"):
+        table.add_column(name, justify="right")
+    for comparison in comparisons:
+        counts = comparison.on.counts
+        table.add_row(
+            escape(comparison.question.name),
+            str(len(comparison.off.answers[0].token_ids)),
+            f"{comparison.off.tokens_per_s:.1f}",
+            f"{comparison.on.tokens_per_s:.1f}",
+            f"{comparison.speed_up:.2f}x",
+            f"{counts.accepted} of {counts.drafted}",
+            "yes" if comparison.same else "[red]no[/red]",
+        )
+    console.print(table)
+    legend = "off, on: tokens per second without and with speculation; accepted: of the drafted tokens"
+    console.print(legend, style="dim", soft_wrap=True)

@@ -1,0 +1,1 @@
+"""The tests, in the folders of src/understudy."""

@@ -1,0 +1,1 @@
+"""What is asked when an engine is measured."""

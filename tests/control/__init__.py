@@ -1,0 +1,1 @@
+"""Pure functions from measured numbers to decisions."""

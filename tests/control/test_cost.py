@@ -1,0 +1,135 @@
+"""What a pass costs: straight lines between measurements, corrected by live steps, within bounds."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from understudy.control.cost import PROFILED_ROWS, CostModel, Load, profile
+
+
+def at(rows: int, *, keys: int = 0, reads: int = 0) -> Load:
+    return Load(rows, keys, reads)
+
+
+def test_load_adds_up_sequences() -> None:
+    assert Load.of([(1, 100), (5, 20), (3, 0)]) == Load(rows=9, keys=120, reads=200)
+    assert Load.of([]) == Load(0, 0, 0)
+
+
+def test_measured_counts_are_given_back() -> None:
+    table = {1: 4.0, 2: 3.0, 8: 10.0}
+    model = CostModel(dict(table))
+    assert [model.step_s(at(rows)) for rows in table] == [4.0, 3.0, 10.0]
+
+
+def test_between_two_counts_lies_a_straight_line() -> None:
+    model = CostModel({1: 4.0, 2: 3.0, 8: 15.0, 10: 15.0})
+    assert model.step_s(at(5)) == pytest.approx(9.0)
+    assert model.step_s(at(9)) == pytest.approx(15.0)
+
+
+def test_beyond_the_table_the_last_slope_goes_on() -> None:
+    model = CostModel({1: 1.0, 4: 2.0, 8: 6.0})
+    assert model.step_s(at(20)) == pytest.approx(18.0)
+
+
+def test_beyond_a_table_that_falls_time_does_not_go_below_zero() -> None:
+    model = CostModel({1: 4.0, 2: 1.0})
+    assert model.step_s(at(100)) == pytest.approx(0.5)
+
+
+def test_below_the_table_the_first_slope_goes_on() -> None:
+    assert CostModel({2: 4.0, 4: 6.0}).step_s(at(1)) == pytest.approx(3.0)
+
+
+def test_single_measurement_is_a_price_per_row() -> None:
+    model = CostModel({2: 4.0})
+    assert [model.step_s(at(rows)) for rows in (1, 2, 6)] == [2.0, 4.0, 12.0]
+
+
+def test_context_costs_per_key_and_per_read() -> None:
+    model = CostModel({1: 1.0, 8: 2.0}, per_key_s=0.01, per_read_s=0.001)
+    assert model.step_s(Load.of([(8, 100)])) == pytest.approx(2.0 + 1.0 + 0.8)
+
+
+@settings(deadline=None)
+@given(
+    rows=st.integers(1, 400),
+    table=st.dictionaries(st.integers(1, 64), st.floats(1e-4, 1.0), min_size=1, max_size=6),
+)
+def test_a_pass_always_takes_some_time(rows: int, table: dict[int, float]) -> None:
+    assert CostModel(table).step_s(at(rows)) > 0.0
+
+
+def test_live_steps_move_the_nearest_entry_to_what_they_take() -> None:
+    model = CostModel({1: 1.0, 4: 2.0, 8: 3.0})
+    for _ in range(500):
+        model.observe(at(4), 2.6)
+    assert model.rows_s[4] == pytest.approx(2.6, rel=1e-3)
+    assert (model.rows_s[1], model.rows_s[8]) == (1.0, 3.0)
+
+
+def test_live_steps_with_context_leave_the_price_of_context_alone() -> None:
+    model = CostModel({1: 1.0}, per_key_s=0.01)
+    for _ in range(2000):
+        model.observe(Load.of([(1, 100)]), 2.5)
+    assert model.rows_s[1] == pytest.approx(1.5, rel=1e-3)
+    assert model.per_key_s == 0.01
+
+
+@pytest.mark.parametrize(("seconds", "after"), [(1e9, 1.05), (0.0, 0.975)])
+def test_one_odd_step_moves_little(seconds: float, after: float) -> None:
+    model = CostModel({1: 1.0})
+    model.observe(at(1), seconds)
+    assert model.rows_s[1] == pytest.approx(after)
+
+
+def test_steps_beyond_the_table_teach_nothing() -> None:
+    model = CostModel({1: 1.0, 8: 2.0})
+    model.observe(at(9), 100.0)
+    assert model.rows_s == {1: 1.0, 8: 2.0}
+
+
+def test_profile_finds_the_prices_of_a_made_up_machine() -> None:
+    asked: list[tuple[int, int]] = []
+
+    def time_step(rows: int, context: int) -> float:
+        asked.append((rows, context))
+        return 0.01 + 0.002 * rows + 1e-5 * context + 2e-6 * rows * context
+
+    model = profile(time_step, long_context=1000)
+    assert {rows for rows, _ in asked} == set(PROFILED_ROWS)
+    assert model.per_key_s == pytest.approx(1e-5)
+    assert model.per_read_s == pytest.approx(2e-6)
+    for rows, context in ((1, 0), (5, 300), (20, 2000)):
+        wanted = 0.01 + 0.002 * rows + 1e-5 * context + 2e-6 * rows * context
+        assert model.step_s(Load.of([(rows, context)])) == pytest.approx(wanted)
+
+
+def test_profile_takes_the_least_disturbed_of_its_repeats() -> None:
+    calls: dict[tuple[int, int], int] = {}
+
+    def time_step(rows: int, context: int) -> float:
+        calls[rows, context] = calls.get((rows, context), 0) + 1
+        return 1.0 if calls[rows, context] > 1 else 50.0
+
+    model = profile(time_step, long_context=10, repeats=2)
+    assert set(model.rows_s.values()) == {1.0}
+
+
+def test_profile_of_noise_gives_no_negative_price() -> None:
+    model = profile(lambda rows, context: 1.0 if context else 2.0, long_context=100)
+    assert model.per_key_s == 0.0
+    assert model.per_read_s == 0.0
+
+
+def test_an_entry_never_wanders_far_from_what_was_profiled() -> None:
+    model = CostModel({1: 1.0, 8: 2.0}, per_key_s=1.0)
+    for _ in range(2000):
+        model.observe(Load(1, 50, 50), 10.0)  # the context's share alone is predicted to take longer
+    assert model.rows_s[1] == pytest.approx(0.5)
+    for _ in range(2000):
+        model.observe(Load(1, 0, 0), 100.0)
+    assert model.rows_s[1] == pytest.approx(4.0)

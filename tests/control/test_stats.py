@@ -1,0 +1,114 @@
+"""What a stated confidence is worth is learned from what was said, and forgotten when it changes."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from understudy.control.stats import AcceptanceStats
+from understudy.core.draft import EMPTY, Draft
+
+
+def single(confidence: float, *, token: int = 1, source: str = "x") -> Draft:
+    return Draft.chain([token], confidence=[confidence], source=source)
+
+
+def learned(stats: AcceptanceStats, confidence: float, *, source: str = "x", workload_class: str = "chat") -> float:
+    (survival,) = stats.survival(workload_class, single(confidence, source=source))
+    return survival
+
+
+def test_before_anything_is_known_confidence_is_half_believed() -> None:
+    stats = AcceptanceStats()
+    beliefs = [learned(stats, confidence) for confidence in (0.0, 0.2, 0.5, 0.9, 1.0)]
+    assert beliefs == sorted(beliefs)
+    assert beliefs[0] == 0.0
+    assert all(belief < confidence for belief, confidence in zip(beliefs[1:], (0.2, 0.5, 0.9, 1.0), strict=True))
+
+
+@pytest.mark.parametrize("truth", [0.0, 0.1, 0.5, 0.9, 1.0])
+@pytest.mark.parametrize("claimed", [0.05, 0.55, 0.95])
+def test_calibration_converges_whatever_is_claimed(truth: float, claimed: float) -> None:
+    rng = random.Random(0)
+    stats = AcceptanceStats()
+    draft = single(claimed)
+    estimates = []
+    for _ in range(3000):
+        stats.observe("chat", draft, [1 if rng.random() < truth else 2])
+        estimates.append(learned(stats, claimed))
+    mean = sum(estimates[500:]) / len(estimates[500:])
+    assert mean == pytest.approx(truth, abs=0.06)
+    assert max(abs(estimate - truth) for estimate in estimates[500:]) < 0.3
+
+
+def test_the_past_is_forgotten() -> None:
+    stats = AcceptanceStats()
+    for word in [1] * 1000 + [2] * 300:
+        stats.observe("chat", single(0.5), [word])
+    assert learned(stats, 0.5) < 0.1
+
+
+def test_bands_classes_and_drafters_are_learned_apart() -> None:
+    stats = AcceptanceStats()
+    before = {
+        key: learned(stats, key[0], source=key[1], workload_class=key[2])
+        for key in ((0.9, "x", "chat"), (0.5, "y", "chat"), (0.5, "x", "code"))
+    }
+    for _ in range(100):
+        stats.observe("chat", single(0.5), [2])
+    assert learned(stats, 0.5) < 0.1
+    for (confidence, source, workload_class), belief in before.items():
+        assert learned(stats, confidence, source=source, workload_class=workload_class) == belief
+
+
+def test_survival_is_the_product_along_the_path() -> None:
+    stats = AcceptanceStats()
+    one = learned(stats, 0.8)
+    draft = Draft((1, 2, 3, 4), (-1, 0, 1, 0), (0.8,) * 4, ("x",) * 4)
+    assert stats.survival("chat", draft) == pytest.approx([one, one**2, one**3, one**2])
+
+
+def test_survival_of_nothing_is_nothing() -> None:
+    stats = AcceptanceStats()
+    assert stats.survival("chat", EMPTY) == []
+    stats.observe("chat", EMPTY, [1, 2])
+
+
+def counts(stats: AcceptanceStats) -> dict[int, tuple[float, float]]:
+    """Hits and trials, by band, rounded."""
+    return {band: (round(b.hits, 6), round(b.trials, 6)) for (_, _, band), b in stats._bands.items()}
+
+
+def test_only_nodes_that_the_walk_reached_are_counted() -> None:
+    """Each node of this tree has a band of its own: the counts show who was judged."""
+    stats = AcceptanceStats()
+    tree = Draft(
+        tokens=(1, 2, 3, 4, 5),
+        parents=(-1, -1, 0, 1, 3),
+        confidence=(0.05, 0.15, 0.25, 0.35, 0.45),
+        sources=("x",) * 5,
+    )
+    stats.observe("chat", tree, [2, 9, 5])
+    assert counts(stats) == {0: (0.0, 1.0), 1: (1.0, 1.0), 3: (0.0, 1.0)}
+
+
+def test_words_cut_off_by_a_stop_judge_nothing_beyond_it() -> None:
+    stats = AcceptanceStats()
+    stats.observe("chat", Draft.chain([1, 2], confidence=[0.05, 0.15], source="x"), [1])
+    assert counts(stats) == {0: (1.0, 1.0)}
+
+
+def test_no_words_judge_nothing() -> None:
+    stats = AcceptanceStats()
+    stats.observe("chat", single(0.5), [])
+    assert counts(stats) == {}
+
+
+@pytest.mark.parametrize("claimed", [float("nan"), float("inf"), -float("inf"), -1.0, 2.0, 1e300])
+def test_senseless_confidence_is_brought_within_bounds(claimed: float) -> None:
+    stats = AcceptanceStats()
+    for word in (1, 2, 1):
+        assert 0.0 <= learned(stats, claimed) <= 1.0
+        stats.observe("chat", single(claimed), [word])
+    assert all(band in range(10) for band in counts(stats))

@@ -1,0 +1,1 @@
+"""The engine: the same words whatever is drafted, and whatever runs beside them."""

@@ -1,0 +1,1 @@
+"""The kernels: bit for bit equal to themselves, and close to their slow twins."""

@@ -1,0 +1,1 @@
+"""Rows: from sequences and drafts to one pass of the target."""

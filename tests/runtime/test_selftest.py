@@ -1,0 +1,66 @@
+"""The start-up self-test passes on a sound machine, fails on one that is not, and what happens then keeps the words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tests.tiny_models import write_tiny_model
+from understudy.config import EngineConfig
+from understudy.core.events import Event, Fallback
+from understudy.core.request import SamplingParams, Speculation
+from understudy.kernels import cpu_ops
+from understudy.kernels.cpu_linear import Linear
+from understudy.llm import LLM, Target, load_target
+
+Floats = NDArray[np.float32]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("model"), tie_word_embeddings=False, initializer_range=0.3)
+
+
+def loaded(folder: Path) -> tuple[Target, list[Event]]:
+    events: list[Event] = []
+    return load_target(folder, num_threads=1, emit=events.append), events
+
+
+def make_linear_uneven(patch: pytest.MonkeyPatch) -> None:
+    call = Linear.__call__
+    patch.setattr(Linear, "__call__", lambda self, x: call(self, x) * np.float32(1 + 1e-6 * (len(x) > 1)))
+
+
+def make_attention_uneven(patch: pytest.MonkeyPatch) -> None:
+    attend = cpu_ops.attend
+
+    def attend_unevenly(queries: Floats, *rest: Floats) -> None:
+        attend(queries, *rest)
+        rest[-1][:] *= np.float32(1 + 1e-6 * (len(queries) > 1))
+
+    patch.setattr(cpu_ops, "attend", attend_unevenly)
+
+
+def test_a_sound_machine_passes(folder: Path) -> None:
+    target, events = loaded(folder)
+    assert target.is_row_invariant
+    assert not [event for event in events if isinstance(event, Fallback) and event.what == "the self-test"]
+
+
+@pytest.mark.parametrize("spoil", [make_linear_uneven, make_attention_uneven])
+def test_an_uneven_machine_computes_row_by_row_and_keeps_the_words(folder: Path, spoil: object) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        spoil(patch)  # type: ignore[operator]
+        target, events = loaded(folder)
+        assert not target.is_row_invariant
+        assert [event.what for event in events if isinstance(event, Fallback)] == ["the self-test"]
+        llm = LLM(target=target, config=EngineConfig(kv_tokens=1024, num_threads=1))
+        sampling = SamplingParams(max_tokens=40, seed=5, logprobs=1)
+        plain = llm.generate("the cat and the dog", sampling, speculation=Speculation(enabled=False))[0]
+        drafted = llm.generate("the cat and the dog", sampling, speculation=Speculation(forced=True))[0]
+    assert drafted.completions[0].speculation.accepted > 0
+    assert drafted.token_ids == plain.token_ids
+    assert drafted.completions[0].logprobs == plain.completions[0].logprobs
