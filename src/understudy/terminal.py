@@ -21,20 +21,20 @@ if TYPE_CHECKING:
 
 @contextmanager
 def loading(console: Console) -> Iterator[Callable[[int, int], None]]:
-    """Show that a model is being loaded; the callback takes (tensors done, tensors in all) of a conversion."""
+    """Show that a model is being loaded; the callback takes (tensors done, tensors in all) of a quantised one."""
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=24), TimeRemainingColumn())
     said = False
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("loading the model", total=None)
 
-        def converting(done: int, total: int) -> None:
+        def unpacking(done: int, total: int) -> None:
             nonlocal said
             if not said and not console.is_terminal:
-                console.print("Converting the model; this is done once.")
+                console.print("Unpacking the model's weights.")
             said = True
-            progress.update(task, description="converting the model, this once", completed=done, total=total)
+            progress.update(task, description="unpacking the model's weights", completed=done, total=total)
 
-        yield converting
+        yield unpacking
 
 
 class Waiting:

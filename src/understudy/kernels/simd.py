@@ -13,13 +13,20 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from numba import types
+from numba import config, types
 from numba.core import cgutils
+from numba.core.codegen import get_host_cpu_features
 from numba.extending import intrinsic, models, register_model
 
 _intrinsic: Any = intrinsic  # what it makes has no type outside compiled code
 LANES = 16
 _IR = ir.VectorType(ir.FloatType(), LANES)
+
+
+def has_wide_registers() -> bool:
+    """Whether code is compiled for AVX-512: 32 registers of a whole Vector, where AVX2 has 16 of half a one."""
+    features: str = config.CPU_FEATURES or get_host_cpu_features()  # type: ignore[attr-defined]
+    return "+avx512f" in features
 
 
 class _VectorType(types.Type):
