@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -373,3 +374,20 @@ def test_two_streams_at_once_lose_no_word(llm: LLM) -> None:
     for said, stream in zip(outputs, streams, strict=True):
         said.extend(stream)
     assert [sum(len(output.token_ids) for output in said) for said in outputs] == [GOOD.max_tokens] * 2
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"workload_class": ["x"]}, {"prompt_ids": (5.5, 6.2)}, {"prompt_ids": [5]}, {"tenant": 1}, {"request_id": 1}],
+)
+def test_a_request_checks_itself(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest):
+        Request(**{"request_id": "a", "prompt_ids": (5, 6), **wrong})
+
+
+def test_threads_may_share_one_llm(llm: LLM) -> None:
+    prompts = ["the cat", "the dog", "and the rest", "def add", "for index", "print"]
+    alone = [llm.generate(prompt, GOOD)[0].token_ids for prompt in prompts]
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        together = list(pool.map(lambda prompt: llm.generate(prompt, GOOD)[0].token_ids, prompts))
+    assert together == alone

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 
@@ -12,4 +13,11 @@ def cache_folder() -> Path:
     if chosen:
         return Path(chosen).expanduser()
     shared = os.environ.get("XDG_CACHE_HOME")
-    return (Path(shared) if shared else Path.home() / ".cache") / "understudy"
+    return (Path(shared) if shared else _home() / ".cache") / "understudy"
+
+
+def _home() -> Path:
+    try:
+        return Path.home()
+    except RuntimeError:  # a user without a home
+        return Path(tempfile.gettempdir())

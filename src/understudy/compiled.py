@@ -2,16 +2,22 @@
 
 numba itself renews a cached function only when that function's own file changes, although functions of other files
 are compiled into it. A folder named after every source leaves no such trap, and needs no write access to the package.
+Where no folder can be written, kernels are compiled anew at every start.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numba
 
 from understudy.cache import cache_folder
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 _PACKAGE = Path(__file__).parent
 _SOURCES = (
@@ -25,22 +31,35 @@ _SOURCES = (
 )
 
 
-def _sources_hash() -> str:
+def _writable_folder() -> Path | None:
+    """The folder for these sources' kernels, if it can be written."""
     digest = hashlib.sha256()
     for name in _SOURCES:
         digest.update((_PACKAGE / name).read_bytes())
-    return digest.hexdigest()[:16]
+    folder = cache_folder() / "kernels" / digest.hexdigest()[:16]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return None
+    return folder if os.access(folder, os.W_OK) else None
 
 
-numba.config.CACHE_DIR = str(  # type: ignore[attr-defined]
-    cache_folder() / "kernels" / _sources_hash()
-)
+_FOLDER = _writable_folder()
+numba.config.CACHE_DIR = str(_FOLDER or "")  # type: ignore[attr-defined]
 
-jit = numba.njit(cache=True, nogil=True, error_model="numpy")
+
+def _compiler(**options: Any) -> Callable[[Function], Function]:
+    decorator: Callable[[Function], Function] = numba.njit(
+        cache=_FOLDER is not None, nogil=True, error_model="numpy", **options
+    )
+    return decorator
+
+
+jit = _compiler()
 """Compile a function of numbers and arrays."""
 
-jit_exact = numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
-"""As `jit`, with fused multiply-add and no other liberty: no sum is ever reordered."""
+jit_exact = _compiler(fastmath={"contract"})
+"""As `jit`, and a multiply and an add may be fused, but no sum is ever reordered."""
 
-jit_exact_parallel = numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"}, parallel=True)
+jit_exact_parallel = _compiler(fastmath={"contract"}, parallel=True)
 """As `jit_exact`; its prange loops run on the shared pool of threads."""

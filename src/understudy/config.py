@@ -35,6 +35,8 @@ class EngineConfig:
         unknown = [name for name in self.drafters if name not in DRAFTERS]
         if unknown:
             raise ConfigError(f"There is no drafter named {unknown[0]!r}.", f"Choose from {', '.join(DRAFTERS)}.")
+        if len(set(self.drafters)) < len(self.drafters):
+            raise ConfigError("A drafter is named twice.", "Name each once.")
         for name in ("max_rows_per_step", "max_sequences", "max_context", "kv_tokens", "num_threads"):
             value = getattr(self, name)
             if value is None and name in ("max_context", "kv_tokens", "num_threads"):

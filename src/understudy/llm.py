@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import operator
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from typing import Any
 
 from understudy.config import EngineConfig
 from understudy.control.cost import CostModel, profile
-from understudy.core.events import EventSink, Fallback, ignore
+from understudy.core.events import EventSink, Fallback, log_fallbacks
 from understudy.core.request import Completion, Output, Request, Result, SamplingParams, Speculation
 from understudy.drafters.base import Drafter
 from understudy.engine.engine import Engine
@@ -61,16 +62,16 @@ def load_target(
     model: str | Path | None = None,
     *,
     num_threads: int | None = None,
-    emit: EventSink = ignore,
+    emit: EventSink = log_fallbacks,
     progress: Callable[[int, int], None] | None = None,
 ) -> Target:
     """Load a model: a folder, a GGUF file, or None for the embedded one."""
     loaded = load_model(model, progress=progress)
-    kernels = CpuKernels(num_threads=num_threads, emit=emit)
+    kernels = CpuKernels(num_threads=num_threads)
     decoder = Decoder(loaded.config, loaded.tensors, kernels)
     invariant = is_row_invariant(decoder, kernels.page_tokens)
     if not invariant:
-        emit(Fallback("the self-test", "rows depend on their neighbours on this machine: computing them one by one"))
+        emit(Fallback("the self-test", "rows depend on their neighbours on this machine: one by one, and no drafts"))
     return Target(decoder, loaded.tokenizer, kernels.page_tokens, loaded.name, loaded.source_hash, invariant)
 
 
@@ -89,7 +90,7 @@ def build_engine(
     *,
     drafters: Sequence[Drafter] | None = None,
     cost: CostModel | None = None,
-    emit: EventSink = ignore,
+    emit: EventSink = log_fallbacks,
 ) -> Engine:
     """Put an engine around a target. Without a `cost` one is measured, unless there is nothing to decide."""
     config = config or EngineConfig()
@@ -101,7 +102,7 @@ def build_engine(
         row_by_row=not target.is_row_invariant,
     )
     if drafters is None:
-        drafters = [make_drafter(name) for name in config.drafters]
+        drafters = [make_drafter(name) for name in config.drafters] if target.is_row_invariant else []
     if cost is None:
         cost = measure_cost(runner) if drafters else CostModel({1: 1.0})
     return Engine(runner, target.tokenizer, cost=cost, drafters=drafters, config=config, emit=emit)
@@ -119,7 +120,8 @@ def measure_cost(runner: Runner) -> CostModel:
 def _kv_tokens(target: Target, config: EngineConfig) -> int:
     if config.kv_tokens is not None:
         return config.kv_tokens
-    limit = config.max_context or target.decoder.config.max_positions
+    most = target.decoder.config.max_positions
+    limit = min(config.max_context or most, most)
     budget = min(_MOST_KV_BYTES, _free_bytes() // 4)
     return max(limit + target.page_tokens, min(budget // target.kv_bytes_per_token, limit * config.max_sequences))
 
@@ -132,7 +134,7 @@ def _free_bytes() -> int:
 
 
 class LLM:
-    """A model and its engine in this process."""
+    """A model and its engine in this process. Several threads may use one: their requests share its steps."""
 
     def __init__(
         self,
@@ -140,7 +142,7 @@ class LLM:
         *,
         config: EngineConfig | None = None,
         target: Target | None = None,
-        emit: EventSink = ignore,
+        emit: EventSink = log_fallbacks,
         progress: Callable[[int, int], None] | None = None,
         **settings: Any,
     ) -> None:
@@ -151,6 +153,7 @@ class LLM:
         self.target = target or load_target(model, num_threads=config.num_threads, emit=emit, progress=progress)
         self.engine = build_engine(self.target, config, emit=emit)
         self._request_numbers = itertools.count()
+        self._lock = threading.Lock()  # around the engine, which knows nothing of threads
         self._inbox: dict[str, deque[Output]] = {}  # what requests said and nobody has taken yet
 
     def generate(
@@ -267,15 +270,16 @@ class LLM:
             self._leave([request.request_id])
 
     def _submit(self, request: Request) -> list[RunningSequence]:
-        running = self.engine.submit(request)
-        self._inbox[request.request_id] = deque()
+        with self._lock:
+            running = self.engine.submit(request)
+            self._inbox[request.request_id] = deque()
         return running
 
     def _step(self, request_ids: Iterable[str]) -> Iterator[Output]:
         """Yield what these requests said; only if that is nothing yet, let the engine compute a step."""
         mine = [self._inbox[request_id] for request_id in request_ids]
-        if not any(mine):
-            for output in self.engine.step():
+        with self._lock:
+            for output in () if any(mine) else self.engine.step():
                 if output.request_id in self._inbox:  # whoever waits for another request finds it there
                     self._inbox[output.request_id].append(output)
         for inbox in mine:
@@ -284,10 +288,11 @@ class LLM:
 
     def _leave(self, request_ids: Iterable[str]) -> None:
         """Let go of requests; those that were not finished are aborted, and their blocks are free at once."""
-        for request_id in request_ids:
-            self.engine.abort(request_id)
-            del self._inbox[request_id]
-        self.engine.end_aborted()
+        with self._lock:
+            for request_id in request_ids:
+                self.engine.abort(request_id)
+                del self._inbox[request_id]
+            self.engine.end_aborted()
 
 
 def _ids(prompt: Sequence[int]) -> tuple[int, ...]:

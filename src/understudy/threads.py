@@ -1,9 +1,10 @@
 """One pool of threads for torch and for the compiled kernels.
 
 torch brings an OpenMP library of its own and numba looks for the system's. Loaded side by side, each keeps a pool
-whose threads spin while they wait for work, and on a small machine the two pools fight for the same cores: single
-steps were seen to take 40 times as long. The dynamic linker takes a library that is loaded already for any later
-one of the same name, so loading the system's before torch leaves one pool for both.
+whose threads spin while they wait for work, and when both are used in turn the two pools fight for the same cores:
+single steps were seen to take 40 times as long. The dynamic linker takes a library that is loaded already for any
+later one of the same name, so loading the system's before torch leaves one pool for both. A step uses numba's alone,
+so a program that imported torch first loses nothing in a step.
 
 Spinning is also bounded: where other processes want the cores, a thread that spins without end keeps out the very
 thread it waits for.
@@ -17,7 +18,6 @@ import contextlib
 import ctypes
 import os
 import sys
-from pathlib import Path
 
 _NUMBAS_OPENMP = "libgomp.so.1.0.0"
 _SPINS = "10000"
@@ -28,14 +28,5 @@ def share_one_pool() -> None:
     if sys.platform != "linux" or "torch" in sys.modules:
         return
     os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)
-    with contextlib.suppress(OSError):  # the system may have none: then compiled kernels keep to one thread
+    with contextlib.suppress(OSError):  # the system may have none
         ctypes.CDLL(_NUMBAS_OPENMP, mode=ctypes.RTLD_GLOBAL)
-
-
-def has_one_pool() -> bool:
-    """Whether exactly one OpenMP library is loaded and numba can find it."""
-    maps = Path("/proc/self/maps")
-    if not maps.exists():
-        return False
-    loaded = {line.split()[-1] for line in maps.read_text().splitlines() if "libgomp" in line}
-    return len(loaded) == 1 and next(iter(loaded)).endswith(_NUMBAS_OPENMP)

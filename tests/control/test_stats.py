@@ -112,3 +112,13 @@ def test_senseless_confidence_is_brought_within_bounds(claimed: float) -> None:
         assert 0.0 <= learned(stats, claimed) <= 1.0
         stats.observe("chat", single(claimed), [word])
     assert all(band in range(10) for band in counts(stats))
+
+
+def test_beyond_thirty_two_classes_the_rest_is_one() -> None:
+    stats, draft = AcceptanceStats(), Draft.chain([1], confidence=[0.5], source="ngram")
+    for number in range(40):
+        stats.survival(f"class {number}", draft)
+    for _ in range(50):
+        stats.observe("one more", draft, [1])
+    assert stats.survival("and another", draft) == stats.survival("other", draft)
+    assert stats.survival("and another", draft)[0] > stats.survival("class 3", draft)[0]

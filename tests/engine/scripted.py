@@ -222,6 +222,7 @@ BROKEN = (
     returning("NoSources", _everywhere(Draft((5, 6), (-1, 0), (0.9,) * 2, ()))),
     returning("TokensOfText", _everywhere(Draft(("a", "b"), (-1, 0), (0.9,) * 2, ("x",) * 2))),
     returning("TokensOfNone", _everywhere(Draft((None,), (-1,), (0.9,), ("x",)))),
+    returning("SourcesOfLists", _everywhere(Draft((5,), (-1,), (0.9,), ([],)))),
     returning("FractionalTokens", _everywhere(Draft((5.5, 6.5), (-1, 0), (0.9,) * 2, ("x",) * 2))),
     returning("ParentsOfText", _everywhere(Draft((5, 6), ("root", 0), (0.9,) * 2, ("x",) * 2))),
     returning("FractionalParents", _everywhere(Draft((5, 6), (-1, 0.0), (0.9,) * 2, ("x",) * 2))),

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from understudy.core.draft import ROOT, Draft
 
 _BANDS = 10
+_MOST_CLASSES = 32
+"""Classes with statistics of their own; the rest are counted together."""
 _MEMORY = 0.99
 """Weight of the past: the last hundred or so observations of a band count."""
 _PRIOR_WEIGHT = 6.0
@@ -31,9 +33,11 @@ class AcceptanceStats:
 
     def __init__(self) -> None:
         self._bands: dict[tuple[str, str, int], _Band] = {}
+        self._classes: set[str] = set()
 
     def survival(self, workload_class: str, draft: Draft) -> list[float]:
         """The probability that the walk reaches each node: the product of acceptances along its path."""
+        workload_class = self._known(workload_class)
         survival: list[float] = []
         for node, parent in enumerate(draft.parents):
             reached = 1.0 if parent == ROOT else survival[parent]
@@ -42,6 +46,7 @@ class AcceptanceStats:
 
     def observe(self, workload_class: str, draft: Draft, words: Sequence[int]) -> None:
         """Score a whole proposal against the words that were emitted after it."""
+        workload_class = self._known(workload_class)
         at = ROOT
         for word in words:
             matched = None
@@ -53,6 +58,13 @@ class AcceptanceStats:
             if matched is None:
                 return
             at = matched
+
+    def _known(self, workload_class: str) -> str:
+        if workload_class not in self._classes:
+            if len(self._classes) >= _MOST_CLASSES:
+                return "other"
+            self._classes.add(workload_class)
+        return workload_class
 
     def _acceptance(self, workload_class: str, draft: Draft, node: int) -> float:
         confidence = min(1.0, max(0.0, draft.confidence[node]))

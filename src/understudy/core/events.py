@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -41,6 +42,12 @@ class Preempted:
 
 Event = Fallback | Cycle | Preempted
 EventSink = Callable[[Event], None]
+
+
+def log_fallbacks(event: Event) -> None:
+    """Write what did not go the first way to the log `understudy`: the sink of those who do not ask for another."""
+    if isinstance(event, Fallback):
+        logging.getLogger("understudy").warning("%s: %s", event.what, event.reason)
 
 
 def ignore(event: Event) -> None:

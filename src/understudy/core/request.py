@@ -125,6 +125,13 @@ class Request:
     """Cached prefixes and learned drafts are never shared between tenants."""
     workload_class: str = "other"
 
+    def __post_init__(self) -> None:
+        for name in ("request_id", "tenant", "workload_class"):
+            if not isinstance(getattr(self, name), str):
+                raise InvalidRequest(f"{name} must be a text.", parameter=name)
+        if not isinstance(self.prompt_ids, tuple) or not all(type(token) is int for token in self.prompt_ids):
+            raise InvalidRequest("prompt_ids must be a tuple of whole numbers.", parameter="prompt")
+
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:

@@ -32,7 +32,7 @@ class Budget:
 
 
 class Drafter(Protocol):
-    """Four calls. A drafter that raises is left out of the cycle, and of the sequence after repeated failures."""
+    """Three calls. A drafter that raises is left out of the step, and is switched off after repeated failures."""
 
     name: ClassVar[str]
 

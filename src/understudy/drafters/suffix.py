@@ -3,7 +3,7 @@
 Prompt lookup copies from one place. Here every earlier place counts: an automaton (automaton.py) knows each
 substring of the request so far and how often each token came after it, so the draft is a tree whose branches are
 weighed by how often they were taken. The same is kept of the tenant's finished answers, since the next request of
-an agent, a form or a template says much of what the last one said.
+a program with tools, a form or a template says much of what the last one said.
 
     own request      one automaton per sequence over prompt and answer, extended as tokens are committed
     tenant history   generations of finished answers; the youngest learns, the oldest is dropped first

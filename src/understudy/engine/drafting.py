@@ -136,15 +136,16 @@ def _ask(drafter: Drafter, contexts: Items[Context], budgets: Items[Budget]) -> 
     whole = isinstance(drafts, list) and len(drafts) == len(contexts)
     if not whole or not all(isinstance(draft, Draft) for draft in drafts):
         raise TypeError(f"propose() must return a list of {len(contexts)} drafts")
-    if not all(is_tree(draft) and _holds_numbers(draft) for draft in drafts):
+    if not all(is_tree(draft) and _is_well_typed(draft) for draft in drafts):
         raise TypeError("propose() returned a draft whose entries are no tree of tokens")
     return drafts
 
 
-def _holds_numbers(draft: Draft) -> bool:
-    """Whether tokens, parents and confidence are numbers: what is computed with later must not raise there."""
+def _is_well_typed(draft: Draft) -> bool:
+    """Whether every entry is of its kind: what is computed with later must not raise there."""
     whole = all(isinstance(number, int) for column in (draft.tokens, draft.parents) for number in column)
-    return whole and all(isinstance(number, int | float) for number in draft.confidence)
+    named = all(isinstance(source, str) for source in draft.sources)
+    return whole and named and all(isinstance(number, int | float) for number in draft.confidence)
 
 
 def _budget(sequence: Sequence) -> Budget:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 from dataclasses import dataclass
 
@@ -11,12 +12,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from understudy.core.events import EventSink, Fallback, ignore
+from understudy.errors import CapacityError
 from understudy.kernels import cpu_ops
 from understudy.kernels.cpu_linear import ROWS, Linear
 from understudy.kernels.rows import Ints, Rows
 from understudy.kernels.simd import LANES
-from understudy.threads import has_one_pool
 
 Floats = NDArray[np.float32]
 
@@ -48,12 +48,14 @@ class CpuKernels:
     feature_multiple = LANES
     head_dim_multiple = LANES
 
-    def __init__(self, *, num_threads: int | None = None, emit: EventSink = ignore) -> None:
-        threads = num_threads or torch.get_num_threads()
-        if threads > 1 and not has_one_pool():
-            emit(Fallback("threads", "torch and numba have no common pool of threads; import understudy before torch"))
-        torch.set_num_threads(threads)
-        numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))  # type: ignore[attr-defined]
+    def __init__(self, *, num_threads: int | None = None) -> None:
+        most: int = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
+        self._num_threads = min(num_threads or torch.get_num_threads(), most)
+        self.begin()
+
+    def begin(self) -> None:
+        """Start a pass: numba counts threads per calling thread."""
+        numba.set_num_threads(self._num_threads)
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         """Pack a weight [outputs, inputs]."""
@@ -91,5 +93,12 @@ class CpuKernels:
 
 def _lazy_zeros(shape: tuple[int, ...]) -> Floats:
     """Zeros whose memory the system hands out page by page when they are written."""
-    size = 4 * int(np.prod(shape))
-    return np.frombuffer(mmap.mmap(-1, size), np.float32).reshape(shape)
+    size = 4 * math.prod(shape)
+    try:
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise CapacityError(
+            f"{size / 2**30:.1f} GiB for keys and values cannot be had: {error.strerror}.",
+            "Lower max_context or kv_tokens.",
+        ) from None
+    return np.frombuffer(memory, np.float32).reshape(shape)

@@ -8,7 +8,8 @@ lets a verified row stand for a plainly decoded one, so three habits hold throug
 * a key's place in a reduction is its position, never its slot;
 * vector loops run over whole pages or lanes, so that no element ever meets a differently rounded tail.
 
-Only `contract` of the fast-math flags is on (fused multiply-add); reassociation would break all of the above.
+Where one sum is computed by two functions (a key in a page, a key in a tail) the multiply-add is explicit (simd.py);
+elsewhere the compiler may fuse it (`contract`), and may never reorder a sum.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from understudy.compiled import jit_exact, jit_exact_parallel
-from understudy.kernels.simd import LANES, fma, load, prefetch, splat, spread, store
+from understudy.kernels.simd import LANES, fma, fma_one, load, prefetch, splat, spread, store
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
@@ -252,7 +253,7 @@ def _score_tail(query: Floats, keys: Floats, tail: Ints, head: int, num_kv_heads
         start = (tail[i] // PAGE * num_kv_heads + head) * dim * PAGE + tail[i] % PAGE
         t = f32(0)
         for d in range(dim):
-            t = t + query[d] * keys[start + d * PAGE]
+            t = fma_one(query[d], keys[start + d * PAGE], t)
         out[i] = t
 
 

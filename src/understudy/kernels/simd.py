@@ -113,6 +113,16 @@ def fma(typing_context, a, b, c):
 
 
 @_intrinsic
+def fma_one(typing_context, a, b, c):
+    """a * b + c for single floats, rounded once, as in every lane of `fma`."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.fma(*arguments)
+
+    return types.float32(types.float32, types.float32, types.float32), generate
+
+
+@_intrinsic
 def prefetch(typing_context, array, index):
     """Ask for the element's cache line, into the second-level cache; an address beyond the array does no harm."""
 

@@ -46,7 +46,6 @@ class Decoder:
         self._final_norm = _vector(tensors["model.norm.weight"])
         head = "model.embed_tokens.weight" if config.tie_embeddings else "lm_head.weight"
         self._head = kernels.linear(tensors[head])
-        self.num_weight_bytes = 4 * sum(tensor.numel() for tensor in tensors.values())
 
     def _build_layer(self, tensors: dict[str, Tensor], index: int) -> _Layer:
         prefix = f"model.layers.{index}."
@@ -82,6 +81,7 @@ class Decoder:
     def forward(self, rows: Rows, cache: Cache) -> Floats:
         """Compute all rows and return the logits [N, vocabulary] of `rows.logit_rows`."""
         config, kernels = self.config, self._kernels
+        kernels.begin()
         num_rows = len(rows.token_ids)
         padded = kernels.padded_rows(num_rows)  # rows beyond num_rows are padding: computed and never read
         x = np.zeros((padded, config.hidden_size), np.float32)

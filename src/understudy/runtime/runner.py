@@ -23,7 +23,7 @@ class Runner:
     """Owns the target's weights and cache."""
 
     def __init__(self, decoder: Decoder, *, num_blocks: int, page_tokens: int, row_by_row: bool = False) -> None:
-        """Make room for `num_blocks` blocks. `row_by_row` is for machines that fail the self-test: slow and exact."""
+        """Make room for `num_blocks` blocks. `row_by_row` is for machines that fail the self-test, without drafts."""
         self.decoder = decoder
         self.page_tokens = page_tokens
         self.num_blocks = num_blocks

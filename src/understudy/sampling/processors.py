@@ -1,8 +1,8 @@
 """From the target's logits at one row to its word there.
 
 In this order: bias, repetition, frequency and presence penalties, minimum length; then temperature, top-k, top-p,
-min-p; then the race of logit + noise. Everything runs in fp32 on one row at a time, for committed tokens only, so a
-drafted path and a plain one go through the same numbers.
+min-p; then the race of logit + noise. Logits and weights are fp32, the race is in double precision. It all runs on one
+row at a time, for committed tokens only, so a drafted path and a plain one go through the same numbers.
 
 All three filters come down to weights that are set to zero: a token whose weight is zero does not take part in the
 race. `Sampler` is fast; `reference_weights` and `reference_race` are its slow twins.

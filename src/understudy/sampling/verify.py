@@ -14,7 +14,7 @@ So a draft decides how many words come out of one pass, and never which. There i
 distribution, no draft probability. A word is a function of the text before it, of the noise at its position and of
 nothing else, and the empty draft is plain decoding.
 
-`walk` is lazy: the caller takes the words one by one, lets penalties and grammars see each before the next is
+`walk` is lazy: the caller takes the words one by one, lets penalties see each before the next is
 drawn, and stops taking at a stop condition. What was not taken was never said.
 """
 
