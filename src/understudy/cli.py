@@ -118,7 +118,12 @@ def _parser() -> argparse.ArgumentParser:
 def _add_generate(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=_generate)
     add = parser.add_argument
-    add("prompt", nargs="?", metavar="PROMPT", help="the prompt; - or nothing reads it from the standard input")
+    add(
+        "prompt",
+        nargs="?",
+        metavar="PROMPT",
+        help="the prompt; - reads the standard input, and so does nothing, but for --compare",
+    )
     add("--model", metavar="M", help="a folder or a GGUF file (default: the embedded model)")
     add("--no-speculation", action="store_true", help="use no drafter at all")
     add("--temperature", type=float, default=0.0, metavar="T", help="0 takes the likeliest word (default: 0)")
@@ -335,6 +340,8 @@ def _verify(arguments: argparse.Namespace) -> int:
         report = verify(target, case_set, settings, budget_s=budget_s, watcher=watcher)
     show(report, case_set, _console(stderr=arguments.json == "-"))
     _write_json(to_json(report, case_set, target), arguments.json)
+    if report.interrupted:
+        return INTERRUPTED
     return 0 if report.proven else DIFFERENT
 
 

@@ -227,3 +227,19 @@ def test_scarce_blocks_let_four_start_but_not_end(lengths: list[int], max_tokens
     assert all(case.num_tokens <= num_blocks * 32 for case in kept)
     assert sum(len(case.prompt_ids) // 32 + 1 for case in first) + 3 <= num_blocks
     assert sum(-(-case.num_tokens // 32) for case in first) > num_blocks
+
+
+def test_an_interrupt_keeps_what_was_proven(target: Target, cases: CaseSet) -> None:
+    class Impatient:
+        def at(self, what: str, done: int, total: int) -> None:
+            if interrupt:
+                raise KeyboardInterrupt
+
+        def finished(self, report: SettingReport) -> None:
+            interrupt.append(report)
+
+    interrupt: list[SettingReport] = []
+    report = verify(target, cases, [PLAIN_CHAIN, TREES, HARDEST], watcher=Impatient())
+    assert report.interrupted
+    assert [line.setting for line in report.settings] == [PLAIN_CHAIN]
+    assert report.cut == [TREES, HARDEST]

@@ -53,7 +53,8 @@ class Report:
     settings: list[SettingReport] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)
     cut: list[Setting] = field(default_factory=list)
-    """Settings that the budget left no time for."""
+    """Settings that the budget left no time for, or that were interrupted."""
+    interrupted: bool = False
     seconds: float = 0.0
 
     @property
@@ -113,7 +114,12 @@ def verify(
         if budget_s is not None and place and used_s * (1 + proof.share_of(setting)) > budget_s:
             proof.report.cut = list(settings[place:])
             break
-        proof.run(setting)
+        try:
+            proof.run(setting)
+        except KeyboardInterrupt:
+            proof.report.cut = list(settings[place:])
+            proof.report.interrupted = True
+            break
     proof.report.seconds = time.monotonic() - started
     return proof.report
 
