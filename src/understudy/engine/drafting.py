@@ -52,7 +52,10 @@ class Drafting:
         return list(self._failures)
 
     def start(self, sequence: Sequence) -> None:
-        """Introduce a sequence to every drafter."""
+        """Introduce a sequence to every drafter, unless it forbids drafts: off costs nothing."""
+        budget = _budget(sequence)
+        if budget.max_depth <= 0 or budget.max_rows <= 0:
+            return
         for drafter in list(self._drafters):
             self._guard(drafter, partial(drafter.start, sequence.context))
 
