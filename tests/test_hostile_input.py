@@ -389,5 +389,5 @@ def test_threads_may_share_one_llm(llm: LLM) -> None:
     prompts = ["the cat", "the dog", "and the rest", "def add", "for index", "print"]
     alone = [llm.generate(prompt, GOOD)[0].token_ids for prompt in prompts]
     with ThreadPoolExecutor(len(prompts)) as pool:
-        together = list(pool.map(lambda prompt: llm.generate(prompt, GOOD)[0].token_ids, prompts))
-    assert together == alone
+        for _ in range(30):  # a word is lost only if another thread ends the answer at the wrong moment
+            assert list(pool.map(lambda prompt: llm.generate(prompt, GOOD)[0].token_ids, prompts)) == alone

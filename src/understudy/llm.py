@@ -247,7 +247,7 @@ class LLM:
                         break
                     sequences[request.request_id] = self._submit(request)
                     results[request.request_id] = _empty_result(request, sequences[request.request_id])
-                if _num_done(sequences) == len(sequences):
+                if self._is_done(sequences):
                     break
                 for output in self._step(sequences):
                     _extend(results[output.request_id], output)
@@ -264,7 +264,7 @@ class LLM:
         request = self.request(prompt, sampling)
         running = self._submit(request)
         try:
-            while self._inbox[request.request_id] or any(sequence.finish_reason is None for sequence in running):
+            while not self._is_done({request.request_id: running}):
                 yield from self._step([request.request_id])
         finally:
             self._leave([request.request_id])
@@ -285,6 +285,11 @@ class LLM:
         for inbox in mine:
             while inbox:
                 yield inbox.popleft()
+
+    def _is_done(self, sequences: Mapping[str, list[RunningSequence]]) -> bool:
+        """Whether these requests ended and all their words were taken; another thread's step may have ended them."""
+        with self._lock:
+            return _num_done(sequences) == len(sequences) and not any(self._inbox[name] for name in sequences)
 
     def _leave(self, request_ids: Iterable[str]) -> None:
         """Let go of requests; those that were not finished are aborted, and their blocks are free at once."""
