@@ -77,7 +77,7 @@ def test_survival_of_nothing_is_nothing() -> None:
 
 def counts(stats: AcceptanceStats) -> dict[int, tuple[float, float]]:
     """Hits and trials, by band, rounded."""
-    return {band: (round(b.hits, 6), round(b.trials, 6)) for (_, _, band), b in stats._bands.items()}
+    return {band: (round(b.hits, 6), round(b.trials, 6)) for (_, _, _, band), b in stats._bands.items()}
 
 
 def test_only_nodes_that_the_walk_reached_are_counted() -> None:

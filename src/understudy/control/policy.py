@@ -33,11 +33,18 @@ class Decision:
 
 
 def choose(
-    offers: Sequence[Offer], base: Load, cost: CostModel, *, max_rows: int, num_emitting: int | None = None
+    offers: Sequence[Offer],
+    base: Load,
+    cost: CostModel,
+    *,
+    max_rows: int,
+    num_emitting: int | None = None,
+    spent_s: float = 0.0,
 ) -> Decision:
     """Buy the nodes that maximise tokens per second. `base` is the pass without drafts.
 
     `num_emitting` sequences say a word in it whatever is bought: all that offer, and those that draw their first.
+    `spent_s` went into drafting already: it makes the cycle longer whatever is bought.
     """
     ranked = sorted(
         (-survival, index, node, offer.context)
@@ -51,11 +58,11 @@ def choose(
     )
     rows = base.rows + num_forced
     reads = base.reads + sum(offer.context * len(line) for offer, line in zip(offers, nodes, strict=True))
-    plain_s = cost.step_s(Load(rows, base.keys, reads))
+    plain_s = spent_s + cost.step_s(Load(rows, base.keys, reads))
     best_count, best_speed, plain_speed = 0, tokens / plain_s, tokens / plain_s
     for count, (negative, _, _, context) in enumerate(ranked[: max(0, max_rows - num_forced)], start=1):
         tokens, rows, reads = tokens - negative, rows + 1, reads + context
-        speed = tokens / cost.step_s(Load(rows, base.keys, reads))
+        speed = tokens / (spent_s + cost.step_s(Load(rows, base.keys, reads)))
         if speed > best_speed:
             best_count, best_speed = count, speed
     for _, index, node, _ in ranked[:best_count]:

@@ -49,6 +49,11 @@ class Draft:
             depths.append(1 if parent == ROOT else depths[parent] + 1)
         return tuple(depths)
 
+    def leaves(self) -> list[int]:
+        """The nodes without children."""
+        inner = set(self.parents)
+        return [node for node in range(len(self.tokens)) if node not in inner]
+
     @property
     def depth(self) -> int:
         """Drafted tokens on the longest path."""

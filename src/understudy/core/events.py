@@ -22,6 +22,8 @@ class Cycle:
     num_sequences: int
     num_prompt_rows: int
     num_draft_rows: int
+    num_scout_rows: int
+    """Rows that a drafter learns from; they are never part of a text."""
     num_emitted: int
     num_accepted: int
     context: int

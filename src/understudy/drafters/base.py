@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
+from understudy.control.cost import CostModel
 from understudy.core.draft import Draft
+from understudy.core.request import SamplingParams
 from understudy.sampling.noise import NoiseKey
 
 
@@ -21,6 +23,12 @@ class Context:
     tenant: str
     temperature: float
     noise: NoiseKey
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    """How the target's words are drawn: a drafter that draws as it does guesses along with the dice."""
+
+
+def _always(draft: Draft) -> bool:
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +37,8 @@ class Budget:
 
     max_depth: int
     max_rows: int
+    goes_on: Callable[[Draft], bool] = _always
+    """Asked by drafters whose tokens cost time, before each further one: is it worth that, given the draft so far?"""
 
 
 class Drafter(Protocol):
@@ -44,3 +54,26 @@ class Drafter(Protocol):
 
     def stop(self, context: Context, *, finished: bool) -> None:
         """Forget a sequence. `finished`: its answer is whole and may be learned from (not aborted, no error)."""
+
+
+class PricedDrafter(Drafter, Protocol):
+    """A drafter whose guesses cost time of their own. It is asked only where that is expected to pay."""
+
+    cost: CostModel
+    """What its passes cost."""
+
+    def num_unread(self, context: Context) -> int:
+        """Tokens of the text that it has to read before its first guess; at least one."""
+
+
+class ScoutingDrafter(Drafter, Protocol):
+    """A drafter that learns from rows of its own in the target's pass, which are never part of the text."""
+
+    num_scouts: int
+    """Rows that it asks for."""
+
+    def scout(self, context: Context) -> Draft:
+        """A tree of rows to compute; the target's words after its leaves come back through `learn`."""
+
+    def learn(self, context: Context, words: Sequence[int]) -> None:
+        """Take the target's word after each leaf of the last `scout`, in order of the nodes."""

@@ -1,5 +1,12 @@
 """The drafters of an engine: asked, merged, bought by the policy, and never trusted.
 
+free drafters      are asked for every sequence in every step
+priced drafters    (a draft model) are asked where the plan expects that to pay for their time
+scouting drafters  (lookahead) may have rows of their own in the target's pass, where those pay
+
+What each proposes is calibrated by what its proposals were worth so far, merged into one tree, and the rows that pay
+are bought, best first.
+
 Whatever a drafter does, plain decoding goes on: one that raises or returns something malformed loses its say in that
 step, with an event; one that keeps failing is switched off, with an event. Tokens that do not exist and nodes beyond
 the budget are left out without a word: a draft may know a larger vocabulary than its target.
@@ -7,18 +14,21 @@ the budget are left out without a word: a draft may know a larger vocabulary tha
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from understudy.control.cost import CostModel, Load
+from understudy.control.planning import MOST_DEPTH, Allowance, AnswerLengths, Plan, Prospect, asking_s, plan
 from understudy.control.policy import Offer, choose
-from understudy.control.stats import AcceptanceStats
+from understudy.control.stats import AcceptanceStats, survival_of
 from understudy.core.draft import EMPTY, Draft, is_tree, merge
 from understudy.core.events import EventSink, Fallback
-from understudy.drafters.base import Budget, Context, Drafter
+from understudy.drafters.base import Budget, Context, Drafter, PricedDrafter
+from understudy.engine.scouting import Scouting
 from understudy.engine.sequence import Sequence
 
 Answer = TypeVar("Answer")
@@ -31,8 +41,11 @@ _MOST_FAILURES = 3
 class Proposal:
     """All that was proposed for one sequence, and the part of it that is verified."""
 
-    offered: Draft = EMPTY
+    drafts: tuple[Draft, ...] = ()
+    """What each drafter proposed, as it stated it."""
     bought: Draft = EMPTY
+    scouts: Draft = EMPTY
+    """Rows that a drafter learns from. They are no draft: whatever they say, they are forgotten after the pass."""
 
 
 class Drafting:
@@ -44,6 +57,9 @@ class Drafting:
         self._cost = cost
         self._vocab_size = vocab_size
         self._emit = emit
+        self._allowance = Allowance()
+        self._lengths = AnswerLengths()
+        self._scouting = Scouting(self._drafters, cost, self._allowance, self._guard)
         self.stats = AcceptanceStats()
 
     @property
@@ -62,6 +78,8 @@ class Drafting:
     def stop(self, sequence: Sequence) -> None:
         """Tell every drafter that a sequence ended."""
         finished = sequence.finish_reason in ("stop", "length")
+        if finished:
+            self._lengths.observe(sequence.request.workload_class, sequence.num_generated)
         for drafter in list(self._drafters):
             self._guard(drafter, partial(drafter.stop, sequence.context, finished=finished))
 
@@ -75,47 +93,138 @@ class Drafting:
         asked = [index for index, budget in enumerate(budgets) if budget.max_rows > 0 and budget.max_depth > 0]
         if not asked:
             return [Proposal()] * len(sequences), "speculation is off for every sequence of this step"
-        offered = [EMPTY] * len(sequences)
-        for index, drafts in zip(
-            asked, self._ask([sequences[i] for i in asked], [budgets[i] for i in asked]), strict=True
-        ):
-            budget = budgets[index]
-            offered[index] = merge(drafts).clipped(
-                vocab_size=self._vocab_size, max_depth=budget.max_depth, max_rows=budget.max_rows
-            )
-        offers = [self._offer(sequence, draft) for sequence, draft in zip(sequences, offered, strict=True)]
-        decision = choose(offers, base, self._cost, max_rows=max_rows, num_emitting=num_emitting)
+        started = time.perf_counter()
+        drafts: list[list[Draft]] = [[] for _ in sequences]
+        for drafter in list(self._drafters):  # the free ones stand first: what they offer need not be paid for
+            allowed = [i for i in asked if sequences[i].request.speculation.drafter in (None, drafter.name)]
+            found = self._ask(drafter, [sequences[i] for i in allowed], [budgets[i] for i in allowed],
+                              [drafts[i] for i in allowed], base, num_emitting)  # fmt: skip
+            for index, draft in zip(allowed, found, strict=False):
+                drafts[index].append(draft)
+        trees = [
+            self._merged(*item) for item in zip(sequences, drafts, budgets, strict=True)
+        ]
+        offers = [
+            Offer(context=len(s.tokens), survival=survival_of(tree), forced=s.request.speculation.forced)
+            for s, tree in zip(sequences, trees, strict=True)
+        ]
+        spent_s = time.perf_counter() - started
+        decision = choose(offers, base, self._cost, max_rows=max_rows, num_emitting=num_emitting, spent_s=spent_s)
+        bought = [tree.keep(nodes) for tree, nodes in zip(trees, decision.nodes, strict=True)]
+        scouts = self._scouting.choose(sequences, bought, base, max_rows=max_rows, num_emitting=num_emitting)
         return [
-            Proposal(draft, draft.keep(nodes)) for draft, nodes in zip(offered, decision.nodes, strict=True)
+            Proposal(tuple(drafts[i]), bought[i], scouts[i]) for i in range(len(sequences))
         ], decision.reason
 
     def observe(self, sequence: Sequence, proposal: Proposal, words: Items[int]) -> None:
         """Learn from what the target said where something had been proposed."""
-        if len(proposal.offered):
-            self.stats.observe(sequence.request.workload_class, proposal.offered, words)
+        request = sequence.request
+        for draft in proposal.drafts:
+            if len(draft):
+                self.stats.observe(request.workload_class, draft, words, temperature=request.sampling.temperature)
+        self._scouting.observe(sequence, proposal.bought, words)
 
-    def _ask(self, sequences: Items[Sequence], budgets: Items[Budget]) -> list[list[Draft]]:
-        """Ask every drafter once for all sequences that allow it."""
-        drafts: list[list[Draft]] = [[] for _ in sequences]
-        for drafter in list(self._drafters):
-            allowed = [i for i, s in enumerate(sequences) if s.request.speculation.drafter in (None, drafter.name)]
-            if not allowed:
-                continue
-            contexts = [sequences[i].context for i in allowed]
-            limits = [budgets[i] for i in allowed]
-            answer = self._guard(drafter, partial(_ask, drafter, contexts, limits))
-            if answer is not None:  # only a good proposal makes up for failures: a start that does nothing does not
-                self._failures[drafter.name] = 0
-            for index, draft in zip(allowed, answer or (), strict=False):
-                drafts[index].append(draft)
+    def learn(self, sequence: Sequence, words: Callable[[], list[int]]) -> None:
+        """Give the scouting drafter what the target said after its rows."""
+        self._scouting.learn(sequence, words)
+
+    def _ask(
+        self,
+        drafter: Drafter,
+        sequences: Items[Sequence],
+        budgets: Items[Budget],
+        before: Items[Items[Draft]],
+        base: Load,
+        num_emitting: int,
+    ) -> list[Draft]:
+        """One drafter's drafts for the sequences that allow it; none at all if it failed or was not worth asking."""
+        if not sequences:
+            return []
+        asked = list(range(len(sequences)))
+        cost: CostModel | None = getattr(drafter, "cost", None)
+        if cost is not None:
+            asked, budgets = self._plan(cast(PricedDrafter, drafter), sequences, budgets, before, base, num_emitting)
+        if not asked:
+            return []
+        answer = self._guard(
+            drafter, partial(_ask, drafter, [sequences[i].context for i in asked], [budgets[i] for i in asked])
+        )
+        if answer is None:
+            return []
+        self._failures[drafter.name] = 0  # only a good proposal makes up for failures: a start that does nothing does not
+        drafts = [EMPTY] * len(sequences)
+        for index, draft in zip(asked, answer, strict=True):
+            drafts[index] = self._clipped(draft, budgets[index])
         return drafts
 
-    def _offer(self, sequence: Sequence, draft: Draft) -> Offer:
-        return Offer(
+    def _plan(
+        self,
+        drafter: PricedDrafter,
+        sequences: Items[Sequence],
+        budgets: Items[Budget],
+        before: Items[Items[Draft]],
+        base: Load,
+        num_emitting: int,
+    ) -> tuple[list[int], list[Budget]]:
+        """Whom to ask a drafter that costs time, and until when it is worth going on."""
+        prospects = [self._prospect(drafter, *item) for item in zip(sequences, budgets, before, strict=True)]
+        chosen = plan(prospects, base, target=self._cost, drafter=drafter.cost, num_emitting=num_emitting)
+        asked = set(chosen.asked)
+        if not asked:
+            self._allowance.save(drafter.name, self._cost.step_s(base))
+            first = [index for index, s in enumerate(sequences) if not s.request.speculation.forced][:1]
+            if first and self._allowance.spend(drafter.name, asking_s([prospects[first[0]]], drafter.cost)):
+                asked = set(first)
+        forced = {index for index, s in enumerate(sequences) if s.request.speculation.forced}
+        limited = [
+            budget if index in forced else self._limited(drafter, sequence, budget, chosen)
+            for index, (sequence, budget) in enumerate(zip(sequences, budgets, strict=True))
+        ]
+        return sorted(asked | forced), limited
+
+    def _prospect(self, drafter: Drafter, sequence: Sequence, budget: Budget, before: Items[Draft]) -> Prospect:
+        request = sequence.request
+        priced = cast(PricedDrafter, drafter)
+        unread = self._guard(drafter, lambda: int(priced.num_unread(sequence.context)))
+        free = merge([self._calibrated(sequence, draft) for draft in before])
+        return Prospect(
             context=len(sequence.tokens),
-            survival=self.stats.survival(sequence.request.workload_class, draft),
-            forced=sequence.request.speculation.forced,
+            num_unread=max(1, len(sequence.tokens) if unread is None else unread),
+            acceptance=[
+                self.stats.acceptance_at(
+                    request.workload_class, drafter.name, position, temperature=request.sampling.temperature
+                )
+                for position in range(1, min(budget.max_depth, budget.max_rows, MOST_DEPTH) + 1)
+            ],
+            free_tokens=sum(survival_of(free)),
+            num_left=self._lengths.num_left(
+                request.workload_class, num_generated=sequence.num_generated, num_allowed=sequence.num_left
+            ),
         )
+
+    def _limited(self, drafter: Drafter, sequence: Sequence, budget: Budget, chosen: Plan) -> Budget:
+        """A budget under which a draft goes on for as long as its next token is expected to pay."""
+        request = sequence.request
+
+        def goes_on(draft: Draft) -> bool:
+            survival = survival_of(self._calibrated(sequence, draft))[-1]
+            following = self.stats.acceptance_at(
+                request.workload_class, drafter.name, len(draft) + 1, temperature=request.sampling.temperature
+            )
+            return bool(chosen.asked) and chosen.is_worth(survival * following)
+
+        return replace(budget, max_depth=min(budget.max_depth, MOST_DEPTH), goes_on=goes_on)
+
+    def _merged(self, sequence: Sequence, drafts: Items[Draft], budget: Budget) -> Draft:
+        """All drafts in one tree, each calibrated first."""
+        return self._clipped(merge([self._calibrated(sequence, draft) for draft in drafts]), budget)
+
+    def _clipped(self, draft: Draft, budget: Budget) -> Draft:
+        return draft.clipped(vocab_size=self._vocab_size, max_depth=budget.max_depth, max_rows=budget.max_rows)
+
+    def _calibrated(self, sequence: Sequence, draft: Draft) -> Draft:
+        request = sequence.request
+        return self.stats.calibrated(request.workload_class, draft, temperature=request.sampling.temperature)
 
     def _guard(self, drafter: Drafter, call: Callable[[], Answer]) -> Answer | None:
         """Run one call of a drafter; its failure is an event and nothing more."""
@@ -124,7 +233,7 @@ class Drafting:
         except Exception as error:
             self._failures[drafter.name] += 1
             self._emit(Fallback(f"drafter {drafter.name}", f"left out of this step: {type(error).__name__}: {error}"))
-            if self._failures[drafter.name] >= _MOST_FAILURES:
+            if self._failures[drafter.name] >= _MOST_FAILURES and drafter in self._drafters:
                 self._drafters.remove(drafter)
                 self._emit(
                     Fallback(f"drafter {drafter.name}", f"switched off after {_MOST_FAILURES} failures in a row")

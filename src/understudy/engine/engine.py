@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from understudy.config import EngineConfig
 from understudy.control.cost import CostModel, Load
+from understudy.core.draft import EMPTY
 from understudy.core.events import Cycle, EventSink, Preempted, ignore
 from understudy.core.request import Output, Request
 from understudy.drafters.base import Drafter
@@ -108,14 +109,15 @@ class Engine:
         forwarded = time.perf_counter()
         verdicts = [self._verify(*item) for item in zip(shares, proposals, logits, strict=True)]
         load = _load(shares, proposals)
-        for share, proposal, verdict in zip(shares, proposals, verdicts, strict=True):
+        for share, proposal, verdict, rows in zip(shares, proposals, verdicts, logits, strict=True):
+            self._learn(share, proposal, rows)
             self._commit(share, proposal, verdict)
             if verdict.words or verdict.cut:
                 outputs.append(share.sequence.take_output())
             if share.sequence.finish_reason is not None:
                 self._remove(share.sequence)
         self.cost.observe(load, forwarded - drafted)
-        self._emit(_cycle(shares, verdicts, load, reason, (started, drafted, forwarded, time.perf_counter())))
+        self._emit(_cycle(proposals, verdicts, load, reason, (started, drafted, forwarded, time.perf_counter())))
         return outputs
 
     def check(self) -> None:
@@ -141,8 +143,11 @@ class Engine:
         proposals = [Proposal()] * len(shares)
         for index, proposal in zip(ready, found, strict=True):
             share = shares[index]
-            fits = share.sequence.cache.reserve(share.num_known + len(proposal.bought))
-            proposals[index] = proposal if fits else Proposal(proposal.offered)
+            cache, num_rows = share.sequence.cache, share.num_known + len(proposal.bought)
+            if not cache.reserve(num_rows + len(proposal.scouts)):
+                fits = cache.reserve(num_rows)
+                proposal = Proposal(proposal.drafts, proposal.bought if fits else EMPTY)
+            proposals[index] = proposal
         return proposals, reason
 
     def _verify(self, share: Share, proposal: Proposal, logits: Floats) -> Verdict:
@@ -161,6 +166,21 @@ class Engine:
             verdict.cut = True
             sequence.end("error", str(error))
         return verdict
+
+    def _learn(self, share: Share, proposal: Proposal, logits: Floats) -> None:
+        """Let the scouting drafter see what the target would say after its rows."""
+        sequence, scouts = share.sequence, proposal.scouts
+        if not len(scouts) or sequence.finish_reason is not None:
+            return
+        depths = scouts.depths()
+        first = sequence.cache.length + share.num_known  # the position of a node of depth 1
+        rows = logits[1 + len(proposal.bought) :]
+        self._drafting.learn(
+            sequence,
+            lambda: [
+                sequence.foresee(row, first + depths[leaf]) for row, leaf in zip(rows, scouts.leaves(), strict=True)
+            ],
+        )
 
     def _commit(self, share: Share, proposal: Proposal, verdict: Verdict) -> None:
         """Move the cache forward over the accepted rows. The last word has no row yet: it leads the next step."""
@@ -245,26 +265,28 @@ class Engine:
 def _work(share: Share, proposal: Proposal) -> Work:
     sequence = share.sequence
     known = sequence.tokens[sequence.cache.length : sequence.cache.length + share.num_known]
-    return Work(sequence.cache, known, proposal.bought, share.reaches_end)
+    return Work(sequence.cache, known, proposal.bought, share.reaches_end, proposal.scouts)
 
 
 def _load(shares: Items[Share], proposals: Items[Proposal]) -> Load:
     return Load.of(
-        (share.num_known + len(proposal.bought), share.sequence.cache.length)
+        (share.num_known + len(proposal.bought) + len(proposal.scouts), share.sequence.cache.length)
         for share, proposal in zip(shares, proposals, strict=True)
     )
 
 
 def _cycle(
-    shares: Items[Share], verdicts: Items[Verdict], load: Load, reason: str, clock: tuple[float, float, float, float]
+    proposals: Items[Proposal], verdicts: Items[Verdict], load: Load, reason: str, clock: tuple[float, float, float, float]
 ) -> Cycle:
     started, drafted, forwarded, ended = clock
     num_draft_rows = sum(len(verdict.draft) for verdict in verdicts)
+    num_scout_rows = sum(len(proposal.scouts) for proposal in proposals)
     num_sampled = sum(bool(verdict.words) for verdict in verdicts)
     return Cycle(
-        num_sequences=len(shares),
-        num_prompt_rows=load.rows - num_draft_rows - num_sampled,
+        num_sequences=len(verdicts),
+        num_prompt_rows=load.rows - num_draft_rows - num_scout_rows - num_sampled,
         num_draft_rows=num_draft_rows,
+        num_scout_rows=num_scout_rows,
         num_emitted=sum(len(verdict.words) for verdict in verdicts),
         num_accepted=sum(verdict.num_accepted for verdict in verdicts),
         context=load.keys,

@@ -53,7 +53,7 @@ class Sequence:
         self._fresh_logprobs: list[TokenLogprob] = []
         key = NoiseKey(seed, choice)
         self.context = Context(
-            sequence_id, self.tokens, self._num_prompt, request.tenant, sampling.temperature, key
+            sequence_id, self.tokens, self._num_prompt, request.tenant, sampling.temperature, key, sampling
         )  # fmt: skip
         self._sampler = Sampler(
             sampling,
@@ -86,6 +86,10 @@ class Sequence:
         if wanted is not None:
             self._fresh_logprobs.append(log_probabilities(raw, token, wanted))
         return token
+
+    def foresee(self, logits: Floats, position: int) -> int:
+        """What would be drawn at a later position, as far as can be told now. logits [vocabulary] are used up."""
+        return self._sampler.sample(logits, position=position, num_generated=self.num_generated)
 
     def append(self, token: int) -> bool:
         """Say one more token; return whether the text goes on."""

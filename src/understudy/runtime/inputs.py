@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from understudy.core.draft import ROOT, Draft
+from understudy.core.draft import EMPTY, ROOT, Draft
 from understudy.kernels.rows import Rows
 from understudy.kv.sequence import SequenceCache
 
@@ -32,6 +32,13 @@ class Work:
     draft: Draft
     wants_logits: bool
     """The known rows reach the end of the text, so the last one and the draft's are sampled from."""
+    scouts: Draft = EMPTY
+    """Rows beside the draft, from the same root, that are never part of the text; their leaves give logits."""
+
+    @property
+    def num_logits(self) -> int:
+        """Rows whose logits are wanted: the root, the draft's nodes, the scouts' leaves."""
+        return 1 + len(self.draft) + len(self.scouts.leaves()) if self.wants_logits else 0
 
 
 @dataclass(slots=True)
@@ -61,10 +68,13 @@ def build_rows(works: Sequence[Work], *, heads_per_kv_head: int) -> Rows:
     for index, work in enumerate(works):
         first = len(building.token_ids)
         _add_known(building, work)
-        _add_draft(building, work)
+        _add_draft(building, work, work.draft, len(work.known))
+        drafted = len(building.token_ids)
+        _add_draft(building, work, work.scouts, len(work.known) + len(work.draft))
         last = len(building.token_ids)
         if work.wants_logits:
-            building.logit_rows.extend(range(first + len(work.known) - 1, last))
+            building.logit_rows.extend(range(first + len(work.known) - 1, drafted))
+            building.logit_rows.extend(drafted + leaf for leaf in work.scouts.leaves())
         step = max(1, min(_GROUP_ROWS, _GROUP_SCORES // (heads_per_kv_head * (work.cache.length + last - first))))
         starts = range(first, last, step)
         building.group_starts.extend(starts)
@@ -79,17 +89,20 @@ def _add_known(building: _Building, work: Work) -> None:
         building.add(token, length + row, work.cache.slot(row), length + row + 1, ())
 
 
-def _add_draft(building: _Building, work: Work) -> None:
-    """Add one row per node. A node is in line if it and all its ancestors lie where their positions say."""
+def _add_draft(building: _Building, work: Work, draft: Draft, first_row: int) -> None:
+    """Add one row per node, written from `first_row` on.
+
+    A node is in line if it and all its ancestors lie where their positions say.
+    """
     num_known = len(work.known)
     base = work.cache.length + num_known
     in_line: dict[int, int] = {ROOT: 0}  # node -> drafted keys of its path that the block table reaches
     tails: dict[int, tuple[int, ...]] = {ROOT: ()}  # node -> slots of the rest of its path
-    depths = work.draft.depths()
-    for node, token in enumerate(work.draft.tokens):
-        parent, depth = work.draft.parents[node], depths[node]
-        slot = work.cache.slot(num_known + node)
-        if not tails[parent] and node == depth - 1:
+    depths = draft.depths()
+    for node, token in enumerate(draft.tokens):
+        parent, depth = draft.parents[node], depths[node]
+        slot = work.cache.slot(first_row + node)
+        if not tails[parent] and first_row + node == num_known + depth - 1:
             in_line[node], tails[node] = in_line[parent] + 1, ()
         else:
             in_line[node], tails[node] = in_line[parent], (*tails[parent], slot)

@@ -32,13 +32,13 @@ class Runner:
         self._heads_per_kv_head = decoder.config.num_heads // decoder.config.num_kv_heads
 
     def forward(self, works: Sequence[Work]) -> list[Floats]:
-        """Return for each work its logits [1 + drafted nodes, vocabulary], or none if it wants none."""
+        """Return for each work the logits [num_logits, vocabulary] of root, draft and scouts' leaves."""
         rows = build_rows(works, heads_per_kv_head=self._heads_per_kv_head)
         logits = self._forward_row_by_row(rows) if self._row_by_row else self.decoder.forward(rows, self.cache)
         split: list[Floats] = []
         start = 0
         for work in works:
-            stop = start + (1 + len(work.draft) if work.wants_logits else 0)
+            stop = start + work.num_logits
             split.append(logits[start:stop])
             start = stop
         return split

@@ -1,0 +1,154 @@
+"""Whether to ask a drafter that costs time, for whom and how far ahead: a pure function of measured numbers.
+
+A draft model reads the text it has not read yet (`catch_up`), then makes one pass per drafted token. Both are paid
+before anything is known of the draft, so they are weighed beforehand with the acceptance measured so far:
+
+    tokens per second = (words said anyway + words that the drafts add) / (the target's pass + the drafter's passes)
+
+The plan is the choice of sequences and depth that makes this largest; where no choice beats asking nobody, nobody is
+asked. While it drafts, the drafter asks before each further pass whether one more token is worth it (`Plan.is_worth`).
+A plan that says no would never learn that things have changed, so a small share of plain time is saved up and spent on
+asking all the same (`Allowance`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from understudy.control.cost import CostModel, Load
+
+MOST_DEPTH = 8
+"""Passes of a draft model in one cycle, at most: the deeper tokens hardly ever pay for one more."""
+_LEAST_GAIN = 1.02
+"""Expected speed, as a multiple of not asking, below which a drafter is not asked: estimates are not exact."""
+_PROBING_SHARE = 0.01
+"""Share of plain time that may be spent on drafters whose plan says no."""
+_LENGTH_WEIGHT = 0.2
+_MOST_CLASSES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Prospect:
+    """What a drafter could do for one sequence."""
+
+    context: int
+    """Tokens of its text so far."""
+    num_unread: int
+    """Tokens of it that the drafter must read first; one where it is up to date."""
+    acceptance: Sequence[float]
+    """By position, given that those before it were right; as long as the deepest draft allowed."""
+    free_tokens: float
+    """Words that drafts which cost nothing are expected to add already."""
+    num_left: float
+    """Words that the sequence is still expected to say: what reading its text is spread over."""
+
+    def added(self, depth: int) -> float:
+        """Words that a draft of this depth is expected to add beyond those that come free."""
+        total, reached = 0.0, 1.0
+        for acceptance in self.acceptance[:depth]:
+            reached *= acceptance
+            total += reached
+        return max(0.0, total - self.free_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Whom to ask and how far, and at what speed."""
+
+    asked: tuple[int, ...] = ()
+    """Indexes of the prospects that are asked."""
+    depth: int = 0
+    tokens_per_s: float = 0.0
+    """The speed that is expected, which every further token has to keep up with."""
+    token_s: float = 0.0
+    """What one more drafted token costs one sequence: its share of a pass, and its row in the target's."""
+
+    def is_worth(self, survival: float) -> bool:
+        """Whether a further token that will stand with this probability is worth its time."""
+        return survival >= self.tokens_per_s * self.token_s
+
+
+def plan(
+    prospects: Sequence[Prospect], base: Load, *, target: CostModel, drafter: CostModel, num_emitting: int
+) -> Plan:
+    """Choose whom to ask and how far. `base` is the target's pass without drafts, in which `num_emitting` speak."""
+    order = sorted(range(len(prospects)), key=lambda index: -prospects[index].added(MOST_DEPTH))
+    free = sum(prospect.free_tokens for prospect in prospects)
+    free_load = _with_rows(base, round(free), prospects)
+    plain = (num_emitting + free) / target.step_s(free_load)
+    best, best_speed = Plan(), plain * _LEAST_GAIN
+    for count in range(1, len(order) + 1):
+        chosen = [prospects[index] for index in order[:count]]
+        keys = sum(prospect.context for prospect in chosen)
+        pass_s = drafter.step_s(Load(count, keys, keys))
+        for depth in range(1, max(len(prospect.acceptance) for prospect in chosen) + 1):
+            added = sum(prospect.added(depth) for prospect in chosen)
+            rows = _with_rows(base, count * depth, chosen)
+            verify_s = target.step_s(rows)
+            reading_s = sum(_reading_s(prospect, depth, drafter) for prospect in chosen)
+            speed = (num_emitting + free + added) / (verify_s + depth * pass_s + reading_s)
+            if speed > best_speed:
+                row_s = (verify_s - target.step_s(base)) / (count * depth)
+                best = Plan(tuple(sorted(order[:count])), depth, speed, pass_s / count + row_s)
+                best_speed = speed
+    return best
+
+
+def asking_s(prospects: Sequence[Prospect], drafter: CostModel) -> float:
+    """What asking for one token each costs at most, with all the reading that comes first."""
+    keys = sum(prospect.context for prospect in prospects)
+    rows = sum(prospect.num_unread for prospect in prospects)
+    return drafter.step_s(Load(rows, keys, sum(prospect.context * prospect.num_unread for prospect in prospects)))
+
+
+def _reading_s(prospect: Prospect, depth: int, drafter: CostModel) -> float:
+    """What reading the unread part costs beyond a single row, spread over the cycles that it will serve."""
+    context = prospect.context
+    whole = drafter.step_s(Load(prospect.num_unread, context, context * prospect.num_unread))
+    beyond = max(0.0, whole - drafter.step_s(Load(1, context, context)))
+    cycles = max(1.0, prospect.num_left / (1.0 + prospect.free_tokens + prospect.added(depth)))
+    return beyond / cycles
+
+
+def _with_rows(base: Load, num_rows: int, prospects: Sequence[Prospect]) -> Load:
+    mean_context = sum(prospect.context for prospect in prospects) / max(1, len(prospects))
+    return Load(base.rows + num_rows, base.keys, base.reads + round(num_rows * mean_context))
+
+
+class Allowance:
+    """Time saved up for probing, by whatever is probed: a small share of the time that went by without it."""
+
+    def __init__(self) -> None:
+        self._saved_s: dict[str, float] = {}
+
+    def save(self, name: str, seconds: float) -> None:
+        """Note time spent without the drafter."""
+        self._saved_s[name] = self._saved_s.get(name, 0.0) + _PROBING_SHARE * seconds
+
+    def spend(self, name: str, seconds: float) -> bool:
+        """Take `seconds` if that much was saved."""
+        if self._saved_s.get(name, 0.0) < seconds:
+            return False
+        self._saved_s[name] -= seconds
+        return True
+
+
+class AnswerLengths:
+    """How long answers of a class tend to be."""
+
+    def __init__(self) -> None:
+        self._mean: dict[str, float] = {}
+
+    def observe(self, workload_class: str, num_tokens: int) -> None:
+        """Count a finished answer."""
+        if workload_class in self._mean or len(self._mean) < _MOST_CLASSES:
+            mean = self._mean.get(workload_class, float(num_tokens))
+            self._mean[workload_class] = mean + _LENGTH_WEIGHT * (num_tokens - mean)
+
+    def num_left(self, workload_class: str, *, num_generated: int, num_allowed: int) -> float:
+        """Words that an answer is still expected to say. One that is long already is expected to go on for a while."""
+        mean = self._mean.get(workload_class)
+        if mean is None:
+            return float(num_allowed)
+        return min(float(num_allowed), max(mean - num_generated, mean / 4.0))
