@@ -37,7 +37,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "models": ("errors", "core", "cache", "kernels", "text"),
     # one forward pass, what proposes ahead of it, and the step around both
     "runtime": ("errors", "core", "kv", "kernels", "models"),
-    "drafters": ("errors", "core", "compiled", "sampling", "kv", "kernels", "models", "runtime"),
+    "drafters": ("errors", "core", "control", "text", "compiled", "sampling", "kv", "kernels", "models", "runtime"),
     "engine": (*FOUNDATIONS, "control", "kv", "text", "sampling", "runtime", "drafters"),
     # what puts an engine together
     "llm": (*FOUNDATIONS, "control", "kernels", "models", "runtime", "text", "drafters", "engine"),

@@ -18,6 +18,7 @@ from tests.engine.scripted import Book
 from understudy.core.events import Cycle, Event, Preempted
 from understudy.core.request import Request, SamplingParams, Speculation
 from understudy.drafters.base import Drafter
+from understudy.drafters.lookahead import LookaheadDrafter
 from understudy.drafters.ngram import NgramDrafter
 from understudy.drafters.suffix import SuffixDrafter
 from understudy.engine.engine import Engine
@@ -243,6 +244,8 @@ DRAFTERS: tuple[Callable[[Book, random.Random, int], list[Drafter]], ...] = (
     lambda *script: [scripted.Duplicates(*script)],
     lambda *script: [scripted.SometimesRaising(*script), scripted.Raising(*script)],
     lambda *script: [SuffixDrafter(min_match=1), NgramDrafter(min_n=1)],
+    lambda *script: [LookaheadDrafter()],
+    lambda *script: [scripted.Mixed(*script), LookaheadDrafter(num_columns=3, num_levels=2)],
 )
 
 

@@ -75,10 +75,12 @@ class LookaheadDrafter:
     def start(self, context: Context) -> None:
         """Open a window of guesses out of the prompt: tokens of the text are better guesses than any others."""
         count = len(context.tokens)
-        self._windows[context.sequence_id] = _Window([
-            [context.tokens[(level + 7 * column) % count] for column in range(self._num_columns)]
-            for level in range(self._num_levels)
-        ])
+        self._windows[context.sequence_id] = _Window(
+            [
+                [context.tokens[(level + 7 * column) % count] for column in range(self._num_columns)]
+                for level in range(self._num_levels)
+            ]
+        )
 
     def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
         """What the pool holds for the last token of each text, the latest first."""
@@ -111,9 +113,9 @@ class LookaheadDrafter:
         grams = self._window(context).pool.get(context.tokens[-1])
         if not grams:
             return EMPTY
-        return merge([
-            Draft.chain(gram, confidence=[_CONFIDENCE] * len(gram), source=self.name) for gram in reversed(grams)
-        ])
+        return merge(
+            [Draft.chain(gram, confidence=[_CONFIDENCE] * len(gram), source=self.name) for gram in reversed(grams)]
+        )
 
     def _parent(self, node: int) -> int:
         """Level 0 is a chain; below it every node hangs under the one above it in its column."""

@@ -101,9 +101,7 @@ class Drafting:
                               [drafts[i] for i in allowed], base, num_emitting)  # fmt: skip
             for index, draft in zip(allowed, found, strict=False):
                 drafts[index].append(draft)
-        trees = [
-            self._merged(*item) for item in zip(sequences, drafts, budgets, strict=True)
-        ]
+        trees = [self._merged(*item) for item in zip(sequences, drafts, budgets, strict=True)]
         offers = [
             Offer(context=len(s.tokens), survival=survival_of(tree), forced=s.request.speculation.forced)
             for s, tree in zip(sequences, trees, strict=True)
@@ -112,9 +110,7 @@ class Drafting:
         decision = choose(offers, base, self._cost, max_rows=max_rows, num_emitting=num_emitting, spent_s=spent_s)
         bought = [tree.keep(nodes) for tree, nodes in zip(trees, decision.nodes, strict=True)]
         scouts = self._scouting.choose(sequences, bought, base, max_rows=max_rows, num_emitting=num_emitting)
-        return [
-            Proposal(tuple(drafts[i]), bought[i], scouts[i]) for i in range(len(sequences))
-        ], decision.reason
+        return [Proposal(tuple(drafts[i]), bought[i], scouts[i]) for i in range(len(sequences))], decision.reason
 
     def observe(self, sequence: Sequence, proposal: Proposal, words: Items[int]) -> None:
         """Learn from what the target said where something had been proposed."""
@@ -151,7 +147,9 @@ class Drafting:
         )
         if answer is None:
             return []
-        self._failures[drafter.name] = 0  # only a good proposal makes up for failures: a start that does nothing does not
+        self._failures[drafter.name] = (
+            0  # only a good proposal makes up for failures: a start that does nothing does not
+        )
         drafts = [EMPTY] * len(sequences)
         for index, draft in zip(asked, answer, strict=True):
             drafts[index] = self._clipped(draft, budgets[index])

@@ -144,10 +144,10 @@ class Engine:
         for index, proposal in zip(ready, found, strict=True):
             share = shares[index]
             cache, num_rows = share.sequence.cache, share.num_known + len(proposal.bought)
-            if not cache.reserve(num_rows + len(proposal.scouts)):
-                fits = cache.reserve(num_rows)
-                proposal = Proposal(proposal.drafts, proposal.bought if fits else EMPTY)
-            proposals[index] = proposal
+            if cache.reserve(num_rows + len(proposal.scouts)):
+                proposals[index] = proposal
+            else:  # the rows that only teach go first
+                proposals[index] = Proposal(proposal.drafts, proposal.bought if cache.reserve(num_rows) else EMPTY)
         return proposals, reason
 
     def _verify(self, share: Share, proposal: Proposal, logits: Floats) -> Verdict:
@@ -276,7 +276,11 @@ def _load(shares: Items[Share], proposals: Items[Proposal]) -> Load:
 
 
 def _cycle(
-    proposals: Items[Proposal], verdicts: Items[Verdict], load: Load, reason: str, clock: tuple[float, float, float, float]
+    proposals: Items[Proposal],
+    verdicts: Items[Verdict],
+    load: Load,
+    reason: str,
+    clock: tuple[float, float, float, float],
 ) -> Cycle:
     started, drafted, forwarded, ended = clock
     num_draft_rows = sum(len(verdict.draft) for verdict in verdicts)

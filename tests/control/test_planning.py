@@ -1,0 +1,128 @@
+"""A drafter that costs time is asked where that is expected to pay, as far as it pays, and otherwise now and then."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from understudy.control.cost import CostModel, Load
+from understudy.control.planning import MOST_DEPTH, Allowance, AnswerLengths, Plan, Prospect, asking_s, plan
+
+TARGET = CostModel({1: 0.060, 8: 0.066, 32: 0.120})
+DRAFT = CostModel({1: 0.010, 8: 0.011, 32: 0.030})
+
+
+def prospect(
+    acceptance: float, *, unread: int = 1, free: float = 0.0, left: float = 100.0, context: int = 100
+) -> Prospect:
+    return Prospect(context, unread, [acceptance] * MOST_DEPTH, free, left)
+
+
+def make_plan(prospects: Sequence[Prospect], *, target: CostModel = TARGET, draft: CostModel = DRAFT) -> Plan:
+    base = Load.of((1, entry.context) for entry in prospects)
+    return plan(prospects, base, target=target, drafter=draft, num_emitting=len(prospects))
+
+
+def expected_speed(acceptance: float, depth: int) -> float:
+    """Tokens per second of one sequence, straight from the definition."""
+    tokens = 1.0 + sum(acceptance**position for position in range(1, depth + 1))
+    return tokens / (TARGET.step_s(Load(1 + depth, 100, 0)) + depth * DRAFT.step_s(Load(1, 100, 100)))
+
+
+@pytest.mark.parametrize("acceptance", [0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 0.99])
+def test_depth_is_the_one_of_most_tokens_per_second(acceptance: float) -> None:
+    chosen = make_plan([prospect(acceptance)])
+    speeds = {depth: expected_speed(acceptance, depth) for depth in range(MOST_DEPTH + 1)}
+    best = max(speeds, key=lambda depth: speeds[depth])
+    if speeds[best] > 1.02 * speeds[0]:
+        assert (chosen.asked, chosen.depth) == ((0,), best)
+        assert chosen.tokens_per_s == pytest.approx(speeds[best])
+    else:
+        assert chosen == Plan()
+
+
+def test_poor_guesses_and_dear_drafts_are_not_asked_for() -> None:
+    assert make_plan([prospect(0.1)]) == Plan()
+    assert make_plan([prospect(0.9)], draft=CostModel({1: 0.2})) == Plan()
+    assert make_plan([]) == Plan()
+
+
+def test_a_further_token_must_keep_up_with_the_expected_speed() -> None:
+    chosen = make_plan([prospect(0.8)])
+    pass_s = DRAFT.step_s(Load(1, 100, 100))
+    assert chosen.is_worth(1.0)
+    assert not chosen.is_worth(chosen.tokens_per_s * pass_s * 0.9)
+    assert chosen.is_worth(chosen.tokens_per_s * (pass_s + 0.001) * 1.1)
+
+
+def test_reading_a_long_text_must_pay_within_the_words_that_are_left() -> None:
+    unread = 1000
+    assert make_plan([prospect(0.6, unread=unread, left=1000.0)]).asked
+    assert not make_plan([prospect(0.6, unread=unread, left=10.0)]).asked
+    assert make_plan([prospect(0.6, unread=2, left=10.0)]).asked
+
+
+def test_what_comes_free_is_not_paid_for() -> None:
+    assert make_plan([prospect(0.7)]).asked
+    assert not make_plan([prospect(0.7, free=4.0)]).asked
+
+
+def test_only_those_are_asked_for_whom_it_pays() -> None:
+    draft = CostModel({1: 0.020, 2: 0.040})
+    assert make_plan([prospect(0.05), prospect(0.9)], draft=draft).asked == (1,)
+    assert make_plan([prospect(0.9), prospect(0.9)]).asked == (0, 1)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    acceptances=st.lists(st.lists(st.floats(0, 1), min_size=0, max_size=4), min_size=0, max_size=3),
+    draft_s=st.floats(1e-4, 0.2),
+    free=st.floats(0, 3),
+)
+def test_no_choice_is_better_than_the_one_taken(acceptances: list[list[float]], draft_s: float, free: float) -> None:
+    """Against brute force over every set of sequences and every depth, but for what a set may leave on the table."""
+    draft = CostModel({1: draft_s, 4: 2 * draft_s})
+    prospects = [Prospect(10, 1, line, free, 50.0) for line in acceptances]
+    base = Load.of((1, 10) for _ in prospects)
+    chosen = plan(prospects, base, target=TARGET, drafter=draft, num_emitting=len(prospects))
+    assert chosen.depth <= 4
+    for count in range(1, len(prospects) + 1):
+        for asked in itertools.combinations(range(len(prospects)), count):
+            for depth in range(1, 5):
+                added = sum(prospects[index].added(depth) for index in asked)
+                seconds = TARGET.step_s(Load(base.rows + count * depth, base.keys, base.reads + 10 * count * depth))
+                seconds += depth * draft.step_s(Load(count, 10 * count, 10 * count))
+                speed = (len(prospects) * (1 + free) + added) / seconds
+                plain = len(prospects) * (1 + free) / TARGET.step_s(base)
+                assert speed <= max(chosen.tokens_per_s, 1.02 * plain) * 1.1 + 1e-9
+
+
+def test_asking_costs_all_the_reading() -> None:
+    assert asking_s([prospect(0.5, unread=32)], DRAFT) == pytest.approx(DRAFT.step_s(Load(32, 100, 3200)))
+
+
+def test_probing_takes_a_hundredth_of_the_time() -> None:
+    allowance = Allowance()
+    probes = 0
+    for _ in range(10_000):
+        allowance.save("model", 0.05)
+        probes += allowance.spend("model", 0.1)
+    assert probes == pytest.approx(10_000 * 0.05 * 0.01 / 0.1, abs=1)
+    assert not allowance.spend("another", 0.001)
+
+
+def test_answers_are_expected_to_be_as_long_as_they_were() -> None:
+    lengths = AnswerLengths()
+    assert lengths.num_left("chat", num_generated=3, num_allowed=500) == 500.0
+    for _ in range(50):
+        lengths.observe("chat", 40)
+    assert lengths.num_left("chat", num_generated=10, num_allowed=500) == pytest.approx(30.0)
+    assert lengths.num_left("chat", num_generated=39, num_allowed=500) == pytest.approx(10.0)
+    assert lengths.num_left("chat", num_generated=39, num_allowed=4) == 4.0
+    for number in range(100):
+        lengths.observe(f"class {number}", 7)
+    assert len(lengths._mean) <= 32

@@ -1,0 +1,193 @@
+"""Drafters that cost time are asked where it pays; rows that only teach are bought where what they teach pays."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import pytest
+
+from tests.engine import scripted
+from tests.engine.engines import FixedCost, new_engine, run_alone, steps
+from tests.engine.scripted import Book
+from understudy.control.cost import CostModel
+from understudy.core.draft import Draft
+from understudy.core.events import Cycle, Event, Fallback
+from understudy.core.request import Request, SamplingParams, Speculation
+from understudy.drafters.base import Budget, Context
+from understudy.drafters.lookahead import LookaheadDrafter
+from understudy.engine.engine import Engine
+from understudy.llm import Target
+
+PROMPT = (5, 6, 7, 8)
+NUM_TOKENS = 220
+SAMPLING = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, seed=1, ignore_eos=True)
+
+
+class Paid(scripted.Right):
+    """Right, or wrong with `error` probability at each token, at a price; asks before each further token."""
+
+    name: ClassVar[str] = "paid"
+    error = 0.0
+
+    def __init__(self, book: Book, *, cost: CostModel) -> None:
+        super().__init__(book, random.Random(0), 304)
+        self.cost = cost
+        self.depths: list[int] = []
+
+    def num_unread(self, context: Context) -> int:
+        return 1
+
+    def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> Any:
+        return [self.draft(context, budget) for context, budget in zip(contexts, budgets, strict=True)]
+
+    def draft(self, context: Context, budget: Budget) -> Draft:
+        tokens: list[int] = []
+        draft = Draft()
+        for token in self.book.next_tokens(context, budget.max_depth):
+            wrong = self.rng.random() < self.error
+            tokens.append((token + wrong) % self.vocab_size)
+            draft = Draft.chain(tokens, confidence=[0.5] * len(tokens), source=self.name)
+            if len(tokens) >= budget.max_depth or not budget.goes_on(draft):
+                break
+        self.depths.append(len(draft))
+        return draft
+
+
+class OftenWrong(Paid):
+    error = 0.6
+
+
+class AlwaysWrong(Paid):
+    error = 1.0
+
+
+@pytest.fixture(scope="module")
+def book(llama: Target) -> Book:
+    book = Book()
+    (answer,) = run_alone(new_engine(llama), request("plain"))
+    book.write(1, 0, [*PROMPT, *answer.token_ids])
+    return book
+
+
+def request(name: str, *, forced: bool = False) -> Request:
+    return Request(
+        request_id=name, prompt_ids=PROMPT, sampling=SAMPLING, speculation=Speculation(forced=forced, max_depth=16)
+    )
+
+
+def play(target: Target, book: Book, drafters: Sequence[Any], **settings: Any) -> tuple[Engine, list[Event], list[int]]:
+    events: list[Event] = []
+    forced = settings.pop("forced", False)
+    engine = new_engine(target, drafters=drafters, emit=events.append, **settings)
+    (sequence,) = engine.submit(request("speculative", forced=forced))
+    for _ in steps(engine):
+        pass
+    engine.check()
+    said = sequence.tokens[len(PROMPT) :]
+    assert said == book.next_tokens(Context(0, list(PROMPT), 4, "", 0.0, sequence.context.noise), NUM_TOKENS)
+    return engine, events, said
+
+
+STEP = FixedCost({1: 1.0, 32: 1.1})
+
+
+def test_cheap_and_right_is_asked_every_time_and_drafts_deep(llama: Target, book: Book) -> None:
+    drafter = Paid(book, cost=FixedCost({1: 0.05}))
+    play(llama, book, [drafter], cost=STEP)
+    assert len(drafter.depths) < NUM_TOKENS / 5
+    assert max(drafter.depths) == 8
+
+
+def test_dear_is_asked_only_to_probe(llama: Target, book: Book) -> None:
+    drafter = Paid(book, cost=FixedCost({1: 1.5}))
+    play(llama, book, [drafter], cost=STEP)
+    assert drafter.depths == [1] * len(drafter.depths)
+    assert 1 <= len(drafter.depths) <= NUM_TOKENS * 0.01 / 1.5 + 1
+
+
+def test_wrong_is_soon_asked_only_to_probe(llama: Target, book: Book) -> None:
+    drafter = AlwaysWrong(book, cost=FixedCost({1: 0.2}))
+    play(llama, book, [drafter], cost=STEP)
+    assert len(drafter.depths) < 40
+    assert set(drafter.depths[12:]) <= {1}
+
+
+def test_less_sure_is_drafted_less_deep(llama: Target, book: Book) -> None:
+    deep, shallow = (kind(book, cost=FixedCost({1: 0.1})) for kind in (Paid, OftenWrong))
+    for drafter in (deep, shallow):
+        play(llama, book, [drafter], cost=STEP)
+    assert sum(shallow.depths[10:]) / len(shallow.depths[10:]) < sum(deep.depths[10:]) / len(deep.depths[10:]) - 2
+
+
+def test_nothing_is_paid_for_what_comes_free(llama: Target, book: Book) -> None:
+    free = scripted.Right(book, random.Random(0), 304)
+    drafter = Paid(book, cost=FixedCost({1: 0.3}))
+    play(llama, book, [free, drafter], cost=STEP)
+    assert len(drafter.depths) <= 4
+
+
+def test_forced_is_asked_to_the_end_whatever_it_costs(llama: Target, book: Book) -> None:
+    drafter = Paid(book, cost=FixedCost({1: 100.0}))
+    play(llama, book, [drafter], cost=STEP, forced=True)
+    assert max(drafter.depths) == 16
+    assert len(drafter.depths) < NUM_TOKENS / 10
+
+
+def test_price_that_cannot_be_told_is_a_failure_like_any_other(llama: Target, book: Book) -> None:
+    class Silent(Paid):
+        def num_unread(self, context: Context) -> int:
+            raise RuntimeError("no idea")
+
+    _, events, _ = play(llama, book, [Silent(book, cost=FixedCost({1: 1.5}))], cost=STEP)
+    fallbacks = [event for event in events if isinstance(event, Fallback)]
+    assert "no idea" in fallbacks[0].reason
+    assert "switched off" in fallbacks[-1].reason
+
+
+def scouted(events: Sequence[Event]) -> int:
+    return sum(event.num_scout_rows > 0 for event in events if isinstance(event, Cycle))
+
+
+def test_scouts_ride_along_where_rows_are_cheap_and_bring_words(llama: Target, book: Book) -> None:
+    _, events, _ = play(llama, book, [LookaheadDrafter()], cost=FixedCost({1: 1.0, 64: 1.05}))
+    cycles = [event for event in events if isinstance(event, Cycle)]
+    assert scouted(events) > 0.9 * len(cycles)
+    assert sum(cycle.num_accepted for cycle in cycles) > 10
+    assert {cycle.num_scout_rows for cycle in cycles} == {0, 15}
+    assert all(cycle.num_prompt_rows == 0 for cycle in cycles[1:])
+
+
+def test_scouts_stay_home_where_rows_are_dear(llama: Target, book: Book) -> None:
+    _, events, _ = play(llama, book, [LookaheadDrafter()], cost=FixedCost({1: 1.0, 2: 1.5, 16: 8.5}))
+    assert scouted(events) <= 1
+
+
+def test_scouts_that_bring_nothing_are_given_up(llama: Target, book: Book) -> None:
+    class Useless(LookaheadDrafter):
+        def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
+            return [Draft()] * len(contexts)
+
+    _, events, _ = play(llama, book, [Useless()], cost=FixedCost({1: 1.0, 16: 1.2}))
+    assert 5 < scouted(events) < 60
+
+
+@pytest.mark.parametrize("call", ["scout", "learn"])
+def test_scouting_that_fails_changes_no_word(llama: Target, book: Book, call: str) -> None:
+    class Failing(LookaheadDrafter):
+        pass
+
+    def fail(*arguments: Any, **names: Any) -> Any:
+        raise RuntimeError("lost")
+
+    setattr(Failing, call, fail)
+    _, events, _ = play(llama, book, [Failing()], cost=FixedCost({1: 1.0, 64: 1.05}))
+    assert any(isinstance(event, Fallback) and "lost" in event.reason for event in events)
+
+
+def test_scouts_give_way_where_blocks_are_short(llama: Target, book: Book) -> None:
+    """The text just fits: near the end of a block there is no room for fifteen more rows."""
+    blocks = -(-(len(PROMPT) + NUM_TOKENS) // 32)
+    _, events, _ = play(llama, book, [LookaheadDrafter()], forced=True, num_blocks=blocks)
+    assert 0 < scouted(events) < sum(isinstance(event, Cycle) for event in events) - 1
