@@ -37,12 +37,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from understudy.assembly import Target, load_target
 from understudy.bench.prompts import Prompt, load_prompts, own_prompts, prompt_ids
 from understudy.cache import cache_folder
 from understudy.core.events import Cycle, Event
 from understudy.core.request import SamplingParams, Speculation, SpeculationCounts
 from understudy.errors import UnderstudyError
-from understudy.llm import LLM, Target, load_target
+from understudy.llm import LLM
 from understudy.models.embedded import FORMAT, GGUF_SHA256, NAME
 
 PARTS = ("transformers", "classes", "off", "sampling")

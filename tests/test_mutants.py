@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from tests.engine import checks
 from tests.engine.engines import tiny_target
+from understudy.assembly import Target
 from understudy.core.draft import ROOT, Draft
 from understudy.engine import engine as engine_module
 from understudy.engine import sequence as sequence_module
@@ -24,7 +25,6 @@ from understudy.engine.sequence import Sequence
 from understudy.kernels.cpu_linear import Linear
 from understudy.kv.prefix import PrefixCache
 from understudy.kv.sequence import SequenceCache
-from understudy.llm import Target
 from understudy.runtime.inputs import _Building
 from understudy.sampling.noise import NoiseKey
 from understudy.sampling.processors import Sampler

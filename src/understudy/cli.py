@@ -280,8 +280,8 @@ def _compare(arguments: argparse.Namespace, sampling: SamplingParams, config: En
         raise ConfigError("--compare needs speculation and one answer per prompt.", "Leave out what forbids them.")
     from dataclasses import replace
 
+    from understudy.assembly import load_target
     from understudy.bench.prompts import own_prompts, prompt_ids
-    from understudy.llm import load_target
     from understudy.parity.side_by_side import Question, side_by_side
     from understudy.terminal import Waiting, loading, show_comparisons
 
@@ -322,8 +322,8 @@ def _verify(arguments: argparse.Namespace) -> int:
             raise ConfigError(f"--{name.replace('_', '-')} is {value}.", "Give a whole number of at least 1.")
     _check_writable(arguments.json)
 
+    from understudy.assembly import load_target
     from understudy.bench.prompts import load_prompts, own_prompts
-    from understudy.llm import load_target
     from understudy.parity.cases import make_cases
     from understudy.parity.report import progress_bar, show, to_json
     from understudy.parity.settings import every_setting, pairwise

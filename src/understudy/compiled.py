@@ -25,6 +25,7 @@ _SOURCES = (
     "kernels/simd.py",
     "kernels/cpu_ops.py",
     "kernels/cpu_linear.py",
+    "kernels/cpu_int8.py",
     "sampling/noise.py",
     "sampling/processors.py",
     "drafters/automaton.py",

@@ -6,17 +6,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from understudy.core.weights import WEIGHT_TYPES, WeightType
 from understudy.errors import ConfigError
 
-DRAFTERS = ("suffix", "ngram")
+DRAFTERS = ("suffix", "ngram", "lookahead", "model")
+DEFAULT_DRAFTERS = ("suffix",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """How an engine is built."""
 
-    drafters: tuple[str, ...] = ("suffix",)
-    """Which drafters share the draft tree; none at all is an engine without speculation."""
+    drafters: tuple[str, ...] = DEFAULT_DRAFTERS
+    """Which drafters share the draft tree; none at all is an engine without speculation. A draft model joins them."""
+    draft: str | None = None
+    """A smaller model that drafts: a folder, a GGUF file, `layers:N` for the target's own first layers."""
+    cross_tokenizer: bool = False
+    """Whether the draft model may have another vocabulary than its target."""
     max_rows_per_step: int = 256
     """One budget for prompt chunks, decoded tokens and drafted rows."""
     max_sequences: int = 64
@@ -26,17 +32,26 @@ class EngineConfig:
     """Room for keys and values, in tokens; measured from free memory if None."""
     prefix_cache: bool = True
     num_threads: int | None = None
+    weights: WeightType = "fp32"
+    """How a model that is loaded holds its weights; a target that is handed over has made its choice."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.drafters, tuple | list):
             raise ConfigError(f"drafters is {self.drafters!r}.", "Give a list of names; an empty one drafts nothing.")
-        if not isinstance(self.prefix_cache, bool):
-            raise ConfigError(f"prefix_cache is {self.prefix_cache!r}.", "Give true or false.")
+        for name in ("prefix_cache", "cross_tokenizer"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name} is {getattr(self, name)!r}.", "Give true or false.")
+        if self.weights not in WEIGHT_TYPES:
+            raise ConfigError(f"weights is {self.weights!r}.", f"Choose from {', '.join(WEIGHT_TYPES)}.")
         unknown = [name for name in self.drafters if name not in DRAFTERS]
         if unknown:
             raise ConfigError(f"There is no drafter named {unknown[0]!r}.", f"Choose from {', '.join(DRAFTERS)}.")
         if len(set(self.drafters)) < len(self.drafters):
             raise ConfigError("A drafter is named twice.", "Name each once.")
+        if self.draft is not None and not isinstance(self.draft, str):
+            raise ConfigError(f"draft is {self.draft!r}.", "Give the folder or the file of a model.")
+        if self.draft is not None and tuple(self.drafters) == DEFAULT_DRAFTERS:
+            object.__setattr__(self, "drafters", (*DEFAULT_DRAFTERS, "model"))
         for name in ("max_rows_per_step", "max_sequences", "max_context", "kv_tokens", "num_threads"):
             value = getattr(self, name)
             if value is None and name in ("max_context", "kv_tokens", "num_threads"):

@@ -1,4 +1,4 @@
-"""The Python interface, and the place where an engine is put together.
+"""The Python interface.
 
 from understudy import LLM, SamplingParams
 llm = LLM()                                   # the embedded model
@@ -9,128 +9,22 @@ from __future__ import annotations
 
 import itertools
 import operator
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from understudy.assembly import Target, build_engine, load_target
 from understudy.config import EngineConfig
-from understudy.control.cost import CostModel, profile
-from understudy.core.events import EventSink, Fallback, log_fallbacks
+from understudy.core.events import EventSink, log_fallbacks
 from understudy.core.request import Completion, Output, Request, Result, SamplingParams, Speculation
-from understudy.drafters.base import Drafter
-from understudy.engine.engine import Engine
 from understudy.engine.sequence import Sequence as RunningSequence
 from understudy.errors import ConfigError, InvalidRequest
-from understudy.kernels.cpu import CpuKernels
-from understudy.models.decoder import Decoder
-from understudy.models.load import load_model
-from understudy.runtime.runner import Runner
-from understudy.runtime.selftest import is_row_invariant
 from understudy.text.chat import render
-from understudy.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
-_MOST_KV_BYTES = 2 << 30
-_PROFILE_CONTEXT = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A loaded model: what several engines can share."""
-
-    decoder: Decoder
-    tokenizer: Tokenizer
-    page_tokens: int
-    name: str
-    source_hash: str
-    is_row_invariant: bool
-    """What the start-up self-test found; without it every row is computed by itself."""
-
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """Memory that one token's keys and values take."""
-        config = self.decoder.config
-        return 2 * 4 * config.num_layers * config.num_kv_heads * config.head_dim
-
-
-def load_target(
-    model: str | Path | None = None,
-    *,
-    num_threads: int | None = None,
-    emit: EventSink = log_fallbacks,
-    progress: Callable[[int, int], None] | None = None,
-) -> Target:
-    """Load a model: a folder, a GGUF file, or None for the embedded one."""
-    loaded = load_model(model, progress=progress)
-    kernels = CpuKernels(num_threads=num_threads)
-    decoder = Decoder(loaded.config, loaded.tensors, kernels)
-    invariant = is_row_invariant(decoder, kernels.page_tokens)
-    if not invariant:
-        emit(Fallback("the self-test", "rows depend on their neighbours on this machine: one by one, and no drafts"))
-    return Target(decoder, loaded.tokenizer, kernels.page_tokens, loaded.name, loaded.source_hash, invariant)
-
-
-def make_drafter(name: str) -> Drafter:
-    """Build a drafter by its name."""
-    from understudy.drafters.ngram import NgramDrafter
-    from understudy.drafters.suffix import SuffixDrafter
-
-    drafters: dict[str, Callable[[], Drafter]] = {"ngram": NgramDrafter, "suffix": SuffixDrafter}
-    return drafters[name]()
-
-
-def build_engine(
-    target: Target,
-    config: EngineConfig | None = None,
-    *,
-    drafters: Sequence[Drafter] | None = None,
-    cost: CostModel | None = None,
-    emit: EventSink = log_fallbacks,
-) -> Engine:
-    """Put an engine around a target. Without a `cost` one is measured, unless there is nothing to decide."""
-    config = config or EngineConfig()
-    num_blocks = -(-_kv_tokens(target, config) // target.page_tokens)
-    runner = Runner(
-        target.decoder,
-        num_blocks=num_blocks,
-        page_tokens=target.page_tokens,
-        row_by_row=not target.is_row_invariant,
-    )
-    if drafters is None:
-        drafters = [make_drafter(name) for name in config.drafters] if target.is_row_invariant else []
-    if cost is None:
-        cost = measure_cost(runner) if drafters else CostModel({1: 1.0})
-    return Engine(runner, target.tokenizer, cost=cost, drafters=drafters, config=config, emit=emit)
-
-
-def measure_cost(runner: Runner) -> CostModel:
-    """Measure what rows and context cost on this machine."""
-    runner.time_step(1, 0)  # the first pass pays for compiling and for touching memory
-    longest = min(
-        _PROFILE_CONTEXT, runner.num_blocks * runner.page_tokens // 2, runner.decoder.config.max_positions // 2
-    )
-    return profile(runner.time_step, long_context=max(1, longest))
-
-
-def _kv_tokens(target: Target, config: EngineConfig) -> int:
-    if config.kv_tokens is not None:
-        return config.kv_tokens
-    most = target.decoder.config.max_positions
-    limit = min(config.max_context or most, most)
-    budget = min(_MOST_KV_BYTES, _free_bytes() // 4)
-    return max(limit + target.page_tokens, min(budget // target.kv_bytes_per_token, limit * config.max_sequences))
-
-
-def _free_bytes() -> int:
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError):  # not every system tells
-        return 4 * _MOST_KV_BYTES
 
 
 class LLM:
@@ -150,7 +44,15 @@ class LLM:
         if config is not None and settings:
             raise ConfigError("Both a config and single settings were given.", "Give one of the two.")
         config = config or EngineConfig.from_mapping(settings)
-        self.target = target or load_target(model, num_threads=config.num_threads, emit=emit, progress=progress)
+        self.target = target or load_target(
+            model,
+            weights=config.weights,
+            draft=config.draft,
+            cross_tokenizer=config.cross_tokenizer,
+            num_threads=config.num_threads,
+            emit=emit,
+            progress=progress,
+        )
         self.engine = build_engine(self.target, config, emit=emit)
         self._request_numbers = itertools.count()
         self._lock = threading.Lock()  # around the engine, which knows nothing of threads

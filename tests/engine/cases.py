@@ -13,16 +13,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tests.engine import scripted
-from tests.engine.engines import MOST_STEPS, PAGE, Answer, new_engine, run_alone
+from tests.engine.engines import MOST_STEPS, PAGE, Answer, FixedCost, new_engine, run_alone
 from tests.engine.scripted import Book
+from understudy.assembly import Target, with_draft
 from understudy.core.events import Cycle, Event, Preempted
 from understudy.core.request import Request, SamplingParams, Speculation
 from understudy.drafters.base import Drafter
 from understudy.drafters.lookahead import LookaheadDrafter
+from understudy.drafters.model import ModelDrafter
 from understudy.drafters.ngram import NgramDrafter
 from understudy.drafters.suffix import SuffixDrafter
 from understudy.engine.engine import Engine
-from understudy.llm import Target
+from understudy.runtime.runner import Runner
 
 LONGEST_PROMPT = 110
 FREE_TOKENS = 30
@@ -259,6 +261,8 @@ def random_case(library: Library, questions: Sequence[Question], rng: random.Ran
     asked = rng.choices(growing, k=rng.randint(3, 6)) if is_crowd else _guests(pool, rng)
     needed = max(question.num_blocks for question in asked)
     drafters = rng.choice(DRAFTERS[:3] if rng.random() < 0.4 else DRAFTERS)(*script)
+    if rng.random() < 0.1:
+        drafters.append(_draft_model(library.target, num_blocks=rng.choice((2, 5, 64))))
     return Case(
         entries=[_entry(question, [drafter.name for drafter in drafters], rng) for question in asked],
         drafters=drafters,
@@ -271,6 +275,14 @@ def random_case(library: Library, questions: Sequence[Question], rng: random.Ran
             "max_context": library.max_context,
         },
     )
+
+
+def _draft_model(target: Target, *, num_blocks: int) -> Drafter:
+    """The target's own first layer as its draft, at times with too little room for everybody."""
+    draft = with_draft(target, "layers:1").draft
+    assert draft is not None
+    runner = Runner(draft.decoder, num_blocks=num_blocks, page_tokens=PAGE)
+    return ModelDrafter(runner, draft.vocabulary, cost=FixedCost({1: 0.1}))
 
 
 def _guests(pool: Sequence[Question], rng: random.Random) -> list[Question]:

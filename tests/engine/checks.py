@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from tests.engine.cases import Case, Library, Question, Tally, play, random_case
 from tests.engine.engines import PAGE, new_engine, run_alone, steps
+from understudy.assembly import Target
 from understudy.core.draft import EMPTY
 from understudy.core.request import Request, SamplingParams
 from understudy.engine.engine import Engine
@@ -22,7 +23,6 @@ from understudy.kernels.cpu import Cache
 from understudy.kv.pool import BlockPool
 from understudy.kv.prefix import Node
 from understudy.kv.sequence import SequenceCache
-from understudy.llm import Target
 from understudy.runtime.inputs import Work
 from understudy.runtime.runner import Runner
 

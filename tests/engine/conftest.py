@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.engine.engines import tiny_target
-from understudy.llm import Target
+from understudy.assembly import Target
 
 
 @pytest.fixture(scope="session", params=["llama", "qwen2"])

@@ -10,24 +10,25 @@ from pathlib import Path
 from typing import Any
 
 from tests.tiny_models import write_tiny_model
+from understudy.assembly import Target, build_engine, load_target
 from understudy.config import EngineConfig
 from understudy.control.cost import CostModel, Load
 from understudy.core.events import Event
 from understudy.core.request import Output, Request, TokenLogprob
+from understudy.core.weights import WeightType
 from understudy.drafters.base import Drafter
 from understudy.engine.engine import Engine
-from understudy.llm import Target, build_engine, load_target
 
 PAGE = 32
 EOS_IDS = [2, 61, 140, 251]
 
 
 @functools.cache
-def tiny_target(architecture: str) -> Target:
+def tiny_target(architecture: str, weights: WeightType = "fp32") -> Target:
     """One tiny model for the whole session; untied embeddings keep its text varied at temperature 0."""
     with tempfile.TemporaryDirectory() as folder:
         write_tiny_model(Path(folder), architecture, seed=5, tie_word_embeddings=False, eos_token_id=EOS_IDS)  # type: ignore[arg-type]
-        return load_target(folder, num_threads=1)
+        return load_target(folder, weights=weights, num_threads=1)
 
 
 class FixedCost(CostModel):

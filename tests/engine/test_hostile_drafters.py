@@ -12,13 +12,13 @@ from tests.engine import scripted
 from tests.engine.cases import Library, Question
 from tests.engine.engines import Answer, FixedCost, new_engine, run_alone, steps
 from tests.engine.scripted import BROKEN, NOTHING, ODD_CONFIDENCE, Book, Scripted
+from understudy.assembly import Target
 from understudy.core.events import Event, Fallback
 from understudy.core.request import Request, SamplingParams, Speculation
 from understudy.drafters.base import Budget, Context, Drafter
 from understudy.drafters.ngram import NgramDrafter
 from understudy.drafters.suffix import SuffixDrafter
 from understudy.engine.engine import Engine
-from understudy.llm import Target
 
 HARMLESS = (
     scripted.Wrong,

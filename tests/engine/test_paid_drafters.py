@@ -11,6 +11,7 @@ import pytest
 from tests.engine import scripted
 from tests.engine.engines import FixedCost, new_engine, run_alone, steps
 from tests.engine.scripted import Book
+from understudy.assembly import Target
 from understudy.control.cost import CostModel
 from understudy.core.draft import Draft
 from understudy.core.events import Cycle, Event, Fallback
@@ -18,7 +19,6 @@ from understudy.core.request import Request, SamplingParams, Speculation
 from understudy.drafters.base import Budget, Context
 from understudy.drafters.lookahead import LookaheadDrafter
 from understudy.engine.engine import Engine
-from understudy.llm import Target
 
 PROMPT = (5, 6, 7, 8)
 NUM_TOKENS = 220

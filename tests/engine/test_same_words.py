@@ -15,17 +15,22 @@ from tests.engine import checks
 from tests.engine.cases import Tally
 from tests.engine.checks import SEED, same_words
 from tests.engine.engines import tiny_target
-from understudy.llm import Target
+from understudy.assembly import Target
+from understudy.core.weights import WEIGHT_TYPES
 
 ARCHITECTURES = ("llama", "qwen2")
 
 
 def play_rounds(architecture: str, numbers: Iterable[int]) -> None:
-    """Play some rounds, every other one with a context that ends early, and make sure that they were not empty."""
+    """Play some rounds and make sure that they were not empty.
+
+    Every other one has a context that ends early, and every other pair of them has weights of 8 bits.
+    """
     total = Tally()
     for number in numbers:
         max_context = 96 if number % 2 else None
-        total.add(same_words(tiny_target(architecture), f"{SEED}-{architecture}-{number}", max_context=max_context))
+        target = tiny_target(architecture, WEIGHT_TYPES[number // 2 % 2])
+        total.add(same_words(target, f"{SEED}-{architecture}-{number}", max_context=max_context))
     assert not total.empty(), f"UNDERSTUDY_TEST_SEED={SEED}: this never happened: {total.empty()}"
 
 

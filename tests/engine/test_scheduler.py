@@ -11,13 +11,13 @@ import pytest
 
 from tests.engine.engines import new_engine, steps
 from tests.engine.scripted import Book, RandomTrees
+from understudy.assembly import Target
 from understudy.core.events import Event, Preempted
 from understudy.core.request import Request, SamplingParams, Speculation
 from understudy.engine.scheduler import Scheduler, Share
 from understudy.kv.pool import BlockPool
 from understudy.kv.prefix import PrefixCache
 from understudy.kv.sequence import SequenceCache
-from understudy.llm import Target
 from understudy.runtime.inputs import Work
 
 PAGE = 4

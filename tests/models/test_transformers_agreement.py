@@ -18,12 +18,13 @@ import torch
 from numpy.typing import NDArray
 
 from tests.tiny_models import VOCAB_SIZE, write_tiny_model
+from understudy.assembly import Target, load_target
 from understudy.cache import cache_folder
 from understudy.core.draft import EMPTY
 from understudy.core.request import SamplingParams
 from understudy.kv.pool import BlockPool
 from understudy.kv.sequence import SequenceCache
-from understudy.llm import LLM, Target, load_target
+from understudy.llm import LLM
 from understudy.models.embedded import FORMAT, GGUF_SHA256, NAME
 from understudy.runtime.inputs import Work, build_rows
 from understudy.runtime.runner import Runner

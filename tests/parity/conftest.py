@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 
 from tests.tiny_models import write_tiny_model
+from understudy.assembly import Target, load_target
 from understudy.bench.prompts import Prompt
-from understudy.llm import Target, load_target
 
 TEXTS = (
     "the cat and the dog and the other one went there then, the cat and the dog",

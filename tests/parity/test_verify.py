@@ -6,9 +6,9 @@ from rich.console import Console
 
 from tests.parity.broken import FailingDrafter, SilentDrafter, believing_walk, careless_keep
 from tests.parity.conftest import PROMPTS
+from understudy.assembly import Target
 from understudy.bench.prompts import Prompt
 from understudy.errors import InvalidRequest
-from understudy.llm import Target
 from understudy.parity.cases import LEAST_CASES, Case, CaseSet, make_cases
 from understudy.parity.report import show, to_json
 from understudy.parity.run import Happenings

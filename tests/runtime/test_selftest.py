@@ -9,12 +9,15 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.tiny_models import write_tiny_model
+from understudy.assembly import Target, load_target
 from understudy.config import EngineConfig
 from understudy.core.events import Event, Fallback
 from understudy.core.request import SamplingParams, Speculation
+from understudy.core.weights import WEIGHT_TYPES, WeightType
 from understudy.kernels import cpu_ops
+from understudy.kernels.cpu_int8 import Int8Linear
 from understudy.kernels.cpu_linear import Linear
-from understudy.llm import LLM, Target, load_target
+from understudy.llm import LLM
 
 Floats = NDArray[np.float32]
 
@@ -24,14 +27,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_model(tmp_path_factory.mktemp("model"), tie_word_embeddings=False, initializer_range=0.3)
 
 
-def loaded(folder: Path) -> tuple[Target, list[Event]]:
+def loaded(folder: Path, weights: WeightType = "fp32") -> tuple[Target, list[Event]]:
     events: list[Event] = []
-    return load_target(folder, num_threads=1, emit=events.append), events
+    return load_target(folder, weights=weights, num_threads=1, emit=events.append), events
 
 
-def make_linear_uneven(patch: pytest.MonkeyPatch) -> None:
-    call = Linear.__call__
-    patch.setattr(Linear, "__call__", lambda self, x: call(self, x) * np.float32(1 + 1e-6 * (len(x) > 1)))
+def make_linear_uneven(patch: pytest.MonkeyPatch, kind: type = Linear) -> None:
+    call = kind.__call__
+    patch.setattr(kind, "__call__", lambda self, x: call(self, x) * np.float32(1 + 1e-6 * (len(x) > 1)))
 
 
 def make_attention_uneven(patch: pytest.MonkeyPatch) -> None:
@@ -44,10 +47,17 @@ def make_attention_uneven(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(cpu_ops, "attend", attend_unevenly)
 
 
-def test_a_sound_machine_passes(folder: Path) -> None:
-    target, events = loaded(folder)
+@pytest.mark.parametrize("weights", WEIGHT_TYPES)
+def test_a_sound_machine_passes(folder: Path, weights: WeightType) -> None:
+    target, events = loaded(folder, weights)
     assert target.is_row_invariant
     assert not [event for event in events if isinstance(event, Fallback) and event.what == "the self-test"]
+
+
+def test_uneven_layers_of_8_bits_are_found(folder: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        make_linear_uneven(patch, Int8Linear)
+        assert not loaded(folder, "int8")[0].is_row_invariant
 
 
 @pytest.mark.parametrize("spoil", [make_linear_uneven, make_attention_uneven])

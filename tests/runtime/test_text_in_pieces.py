@@ -12,10 +12,10 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.tiny_models import write_tiny_model
+from understudy.assembly import Target, load_target
 from understudy.core.draft import EMPTY, ROOT, Draft
 from understudy.kv.pool import BlockPool
 from understudy.kv.sequence import SequenceCache
-from understudy.llm import Target, load_target
 from understudy.runtime.inputs import Work
 from understudy.runtime.runner import Runner
 

@@ -16,6 +16,14 @@ class Fallback:
 
 
 @dataclass(frozen=True, slots=True)
+class Notice:
+    """Something that works, and that a user should know: what it costs, or what would be better."""
+
+    what: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Cycle:
     """One engine step: how many rows it computed for whom, what it emitted and how long each part took."""
 
@@ -42,14 +50,16 @@ class Preempted:
     choice: int
 
 
-Event = Fallback | Cycle | Preempted
+Event = Fallback | Notice | Cycle | Preempted
 EventSink = Callable[[Event], None]
 
 
 def log_fallbacks(event: Event) -> None:
-    """Write what did not go the first way to the log `understudy`: the sink of those who do not ask for another."""
+    """Write fallbacks and notices to the log `understudy`: the sink of those who do not ask for another."""
     if isinstance(event, Fallback):
         logging.getLogger("understudy").warning("%s: %s", event.what, event.reason)
+    elif isinstance(event, Notice):
+        logging.getLogger("understudy").warning("%s: %s", event.what, event.text)
 
 
 def ignore(event: Event) -> None:

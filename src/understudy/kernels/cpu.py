@@ -12,13 +12,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from understudy.core.weights import WeightType
 from understudy.errors import CapacityError
 from understudy.kernels import cpu_ops
+from understudy.kernels.cpu_int8 import Int8Linear
 from understudy.kernels.cpu_linear import ROWS, Linear
 from understudy.kernels.rows import Ints, Rows
 from understudy.kernels.simd import LANES
 
 Floats = NDArray[np.float32]
+PackedLinear = Linear | Int8Linear
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,7 @@ class Cache:
 
 
 class CpuKernels:
-    """Row-invariant kernels for the CPU in fp32."""
+    """Row-invariant kernels for the CPU: fp32 throughout, but for weights that were packed as int8."""
 
     page_tokens = cpu_ops.PAGE
     feature_multiple = LANES
@@ -57,9 +60,9 @@ class CpuKernels:
         """Start a pass: numba counts threads per calling thread."""
         numba.set_num_threads(self._num_threads)
 
-    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+    def linear(self, weight: Tensor, bias: Tensor | None = None, *, weights: WeightType = "fp32") -> PackedLinear:
         """Pack a weight [outputs, inputs]."""
-        return Linear.pack(weight, bias)
+        return Int8Linear.pack(weight, bias) if weights == "int8" else Linear.pack(weight, bias)
 
     def padded_rows(self, num_rows: int) -> int:
         """How many rows to compute when this many are wanted; the rest is padding and changes no bit."""

@@ -57,6 +57,11 @@ class Linear:
             start[:num_outputs] = bias.float().numpy()
         return cls(panels, start, num_outputs)
 
+    @property
+    def num_bytes(self) -> int:
+        """Memory that it takes."""
+        return self.panels.nbytes + self.bias.nbytes
+
     def __call__(self, x: Floats) -> Floats:
         """x [rows, inputs] -> [rows, outputs]; one row, or a multiple of ROWS."""
         assert x.shape[0] == 1 or x.shape[0] % ROWS == 0

@@ -24,6 +24,22 @@ def linear(x: Floats, weight: Floats, bias: Floats | None = None) -> Doubles:
     return product if bias is None else product + _doubles(bias)
 
 
+def int8_linear(x: Floats, weight: Floats, bias: Floats | None = None, *, block: int) -> Doubles:
+    """As `linear`, with the weight rounded to 8 bits for each output, and x for each row and block of inputs."""
+    scale = _unit(weight)  # [out, 1]
+    rounded = np.rint(weight / np.where(scale == 0, 1, scale)) * _doubles(scale)
+    pieces = np.split(x, range(block, x.shape[1], block), axis=1)
+    steps = [_unit(piece) for piece in pieces]  # [rows, 1] each
+    near = [np.rint(p / np.where(s == 0, 1, s)) * _doubles(s) for p, s in zip(pieces, steps, strict=True)]
+    return linear(np.concatenate(near, axis=1), rounded, bias)
+
+
+def _unit(values: Floats) -> Floats:
+    """The number of which the largest magnitude of each line [lines, values] is 127: [lines, 1]."""
+    largest: Floats = np.abs(values).max(axis=1, keepdims=True)
+    return largest / np.float32(127)
+
+
 def add_rms_norm(x: Floats, delta: Floats, weight: Floats, eps: float) -> tuple[Doubles, Doubles]:
     """Return x + delta and its norm, x / rms(x) * weight; all [rows, features]."""
     total = _doubles(x) + _doubles(delta)

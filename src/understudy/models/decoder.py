@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from understudy.core.weights import WeightType
 from understudy.errors import ModelError
-from understudy.kernels.cpu import Cache, CpuKernels
-from understudy.kernels.cpu_linear import Linear
+from understudy.kernels.cpu import Cache, CpuKernels, PackedLinear
 from understudy.kernels.rows import Rows
 from understudy.models.config import ModelConfig
 from understudy.models.rotary import rotary_tables
@@ -24,46 +25,81 @@ class _Layer:
     """The weights of one layer; q, k, v and gate, up are stacked, so that one pass reads both."""
 
     attention_norm: Floats
-    qkv: Linear
-    attention_out: Linear
+    qkv: PackedLinear
+    attention_out: PackedLinear
     feed_forward_norm: Floats
-    gate_up: Linear
-    down: Linear
+    gate_up: PackedLinear
+    down: PackedLinear
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of its weights."""
+        packed = sum(linear.num_bytes for linear in (self.qkv, self.attention_out, self.gate_up, self.down))
+        return packed + self.attention_norm.nbytes + self.feed_forward_norm.nbytes
 
 
 class Decoder:
     """The target: rows in, logits out. Keys and values go to the cache at the slots that the rows name."""
 
-    def __init__(self, config: ModelConfig, tensors: dict[str, Tensor], kernels: CpuKernels) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        tensors: dict[str, Tensor],
+        kernels: CpuKernels,
+        *,
+        weights: WeightType = "fp32",
+        int8_output: bool = False,
+    ) -> None:
+        """Pack the weights. `tensors` is emptied layer by layer, so that no more than one layer is held twice.
+
+        `int8_output` is for models that only draft: the output layer is most of a small model, and of a target it is
+        the last place where rounding should be saved.
+        """
         self.config = config
+        self.weights = weights
         self._kernels = kernels
         _check_shapes(config, kernels)
         lanes = kernels.feature_multiple
         self._intermediate_size = -(-config.intermediate_size // lanes) * lanes
         self._cos, self._sin = rotary_tables(config, config.max_positions)
-        self._embedding: Floats = tensors["model.embed_tokens.weight"].float().numpy()
+        embedding = tensors.pop("model.embed_tokens.weight").float()
+        self._embedding: Floats = embedding.numpy()
         self._layers = [self._build_layer(tensors, index) for index in range(config.num_layers)]
-        self._final_norm = _vector(tensors["model.norm.weight"])
-        head = "model.embed_tokens.weight" if config.tie_embeddings else "lm_head.weight"
-        self._head = kernels.linear(tensors[head])
+        self._final_norm = _vector(tensors.pop("model.norm.weight"))
+        head = embedding if config.tie_embeddings else tensors.pop("lm_head.weight")
+        self._head = kernels.linear(head, weights="int8" if int8_output else "fp32")
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of all weights as they are packed: layers, embedding and output layer."""
+        layers = sum(layer.num_bytes for layer in self._layers)
+        return layers + self._embedding.nbytes + self._final_norm.nbytes + self._head.num_bytes
+
+    def first_layers(self, count: int) -> Decoder:
+        """The model that ends after its first layers; it shares all weights with this one."""
+        shorter = copy(self)
+        shorter.config = replace(self.config, num_layers=count)
+        shorter._layers = self._layers[:count]
+        return shorter
 
     def _build_layer(self, tensors: dict[str, Tensor], index: int) -> _Layer:
         prefix = f"model.layers.{index}."
 
-        def stacked(*names: str) -> Linear:
-            weight = torch.cat([tensors[f"{prefix}{name}.weight"].float() for name in names])
-            biases = [tensors.get(f"{prefix}{name}.bias") for name in names]
+        def stacked(*names: str) -> PackedLinear:
+            weight = torch.cat([tensors.pop(f"{prefix}{name}.weight").float() for name in names])
+            biases = [tensors.pop(f"{prefix}{name}.bias", None) for name in names]
             bias = torch.cat([b.float() for b in biases if b is not None]) if biases[0] is not None else None
-            return self._kernels.linear(weight, bias)
+            return self._kernels.linear(weight, bias, weights=self.weights)
 
-        gate, up, down = (tensors[f"{prefix}mlp.{name}_proj.weight"].float() for name in ("gate", "up", "down"))
+        gate, up, down = (tensors.pop(f"{prefix}mlp.{name}_proj.weight").float() for name in ("gate", "up", "down"))
+        gate_up = torch.cat([self._widened(gate), self._widened(up)])
         return _Layer(
-            attention_norm=_vector(tensors[prefix + "input_layernorm.weight"]),
+            attention_norm=_vector(tensors.pop(prefix + "input_layernorm.weight")),
             qkv=stacked("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
             attention_out=stacked("self_attn.o_proj"),
-            feed_forward_norm=_vector(tensors[prefix + "post_attention_layernorm.weight"]),
-            gate_up=self._kernels.linear(torch.cat([self._widened(gate), self._widened(up)])),
-            down=self._kernels.linear(self._widened(down.T).T),
+            feed_forward_norm=_vector(tensors.pop(prefix + "post_attention_layernorm.weight")),
+            gate_up=self._kernels.linear(gate_up, weights=self.weights),
+            down=self._kernels.linear(self._widened(down.T).T, weights=self.weights),
         )
 
     def _widened(self, weight: Tensor) -> Tensor:

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from understudy.assembly import Target
 from understudy.bench.prompts import Prompt, own_prompts, prompt_ids, spread
 from understudy.core.request import SamplingParams
 from understudy.errors import InvalidRequest
-from understudy.llm import Target
 
 LEAST_CASES = 8
 """Fewer prompts than this are joined by some of our own, so that every setting has enough to do."""

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column, Table
 
 from understudy import __version__
-from understudy.llm import Target
+from understudy.assembly import Target
 from understudy.parity.cases import CaseSet
 from understudy.parity.verify import Report, SettingReport
 

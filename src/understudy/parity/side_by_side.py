@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from understudy.assembly import Target, build_engine
 from understudy.config import EngineConfig
 from understudy.core.request import Request, SamplingParams, Speculation, SpeculationCounts
 from understudy.engine.engine import Engine
-from understudy.llm import Target, build_engine
 from understudy.parity.run import Answer, Happenings, serve
 
 REPETITIONS = 2

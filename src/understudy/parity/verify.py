@@ -15,11 +15,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from understudy.assembly import Target, build_engine
 from understudy.config import EngineConfig
 from understudy.control.cost import CostModel
 from understudy.core.request import Request, Speculation
 from understudy.engine.engine import Engine
-from understudy.llm import Target, build_engine
 from understudy.parity.cases import Case, CaseSet
 from understudy.parity.compare import Difference, differences
 from understudy.parity.run import Answer, Happenings, serve

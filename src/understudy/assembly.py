@@ -1,0 +1,210 @@
+"""Puts an engine together: a target, a draft beside it if there is one, the drafters, and what their passes cost."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from understudy.config import EngineConfig
+from understudy.control.cost import CostModel, profile
+from understudy.core.events import EventSink, Fallback, Notice, log_fallbacks
+from understudy.core.weights import WeightType
+from understudy.drafters.base import Drafter
+from understudy.engine.engine import Engine
+from understudy.errors import ConfigError
+from understudy.kernels.cpu import CpuKernels
+from understudy.models.decoder import Decoder
+from understudy.models.draft_check import check_draft
+from understudy.models.load import load_model
+from understudy.runtime.fingerprint import system_fingerprint
+from understudy.runtime.runner import Runner
+from understudy.runtime.selftest import is_row_invariant
+from understudy.text.tokenizer import Tokenizer
+from understudy.text.vocabulary import VocabularyMap, compare_vocabularies
+
+_MOST_KV_BYTES = 2 << 30
+_PROFILE_CONTEXT = 1024
+_OWN_LAYERS = "layers:"
+"""`layers:N` is a draft that needs no second model: the target's own first N layers."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftModel:
+    """A loaded draft model: what several engines can share."""
+
+    decoder: Decoder
+    vocabulary: VocabularyMap
+    name: str
+    num_bytes: int
+    """Memory of its weights; nothing where they are the target's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A loaded model: what several engines can share."""
+
+    decoder: Decoder
+    tokenizer: Tokenizer
+    page_tokens: int
+    name: str
+    source_hash: str
+    is_row_invariant: bool
+    """What the start-up self-test found; without it every row is computed by itself."""
+    draft: DraftModel | None = None
+
+    @property
+    def weights(self) -> WeightType:
+        """How the linear layers' weights are held."""
+        return self.decoder.weights
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of all weights as they are packed: layers, embedding and output layer."""
+        return self.decoder.num_bytes
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Memory that one token's keys and values take."""
+        config = self.decoder.config
+        return 2 * 4 * config.num_layers * config.num_kv_heads * config.head_dim
+
+    @property
+    def system_fingerprint(self) -> str:
+        """Names everything besides the request that the words are a function of."""
+        return system_fingerprint(self.source_hash, weights=self.weights, is_row_invariant=self.is_row_invariant)
+
+
+def load_target(
+    model: str | Path | None = None,
+    *,
+    weights: WeightType = "fp32",
+    draft: str | Path | None = None,
+    cross_tokenizer: bool = False,
+    num_threads: int | None = None,
+    emit: EventSink = log_fallbacks,
+    progress: Callable[[int, int], None] | None = None,
+) -> Target:
+    """Load a model (a folder, a GGUF file, a name on the hub, None for the embedded one), and a draft for it."""
+    loaded = load_model(model, progress=progress)
+    kernels = CpuKernels(num_threads=num_threads)
+    decoder = Decoder(loaded.config, loaded.tensors, kernels, weights=weights)
+    invariant = is_row_invariant(decoder, kernels.page_tokens)
+    if not invariant:
+        emit(Fallback("the self-test", "rows depend on their neighbours on this machine: one by one, and no drafts"))
+    target = Target(decoder, loaded.tokenizer, kernels.page_tokens, loaded.name, loaded.source_hash, invariant)
+    if draft is None:
+        return target
+    return with_draft(target, draft, cross_tokenizer=cross_tokenizer, kernels=kernels, emit=emit, progress=progress)
+
+
+def with_draft(
+    target: Target,
+    draft: str | Path,
+    *,
+    cross_tokenizer: bool = False,
+    kernels: CpuKernels | None = None,
+    emit: EventSink = log_fallbacks,
+    progress: Callable[[int, int], None] | None = None,
+) -> Target:
+    """The target with a draft model beside it: a model of its own, or `layers:N` for the target's first N layers."""
+    if str(draft).startswith(_OWN_LAYERS):
+        return replace(target, draft=_own_layers(target, str(draft)))
+    loaded = load_model(draft, progress=progress)
+    config = target.decoder.config
+    notices = check_draft(config, loaded.config, target_name=target.name, draft_name=loaded.name)
+    vocabulary = compare_vocabularies(
+        target.tokenizer,
+        loaded.tokenizer,
+        target_rows=config.vocab_size,
+        draft_rows=loaded.config.vocab_size,
+        cross_tokenizer=cross_tokenizer,
+    )
+    if not vocabulary.is_same:
+        notices.append(vocabulary.describe())
+    for notice in notices:
+        emit(Notice("the draft model", notice))
+    # A worse guess is a slower one and never another word: int8 throughout is the fastest.
+    decoder = Decoder(loaded.config, loaded.tensors, kernels or CpuKernels(), weights="int8", int8_output=True)
+    return replace(target, draft=DraftModel(decoder, vocabulary, loaded.name, decoder.num_bytes))
+
+
+def _own_layers(target: Target, draft: str) -> DraftModel:
+    count = draft.removeprefix(_OWN_LAYERS)
+    most = target.decoder.config.num_layers - 1
+    if not count.isdecimal() or not 1 <= int(count) <= most:
+        raise ConfigError(f"The draft {draft!r} names no layers of its target.", f"Give {_OWN_LAYERS}1 to {most}.")
+    tokenizer, rows = target.tokenizer, target.decoder.config.vocab_size
+    same = compare_vocabularies(tokenizer, tokenizer, target_rows=rows, draft_rows=rows, cross_tokenizer=False)
+    return DraftModel(target.decoder.first_layers(int(count)), same, f"{target.name}, its first {count} layers", 0)
+
+
+def make_drafter(name: str, target: Target, *, num_blocks: int) -> Drafter:
+    """Build a drafter by its name; a draft model gets as many blocks as the target has."""
+    from understudy.drafters.lookahead import LookaheadDrafter
+    from understudy.drafters.model import ModelDrafter
+    from understudy.drafters.ngram import NgramDrafter
+    from understudy.drafters.suffix import SuffixDrafter
+
+    if name == "model":
+        if target.draft is None:
+            raise ConfigError("The drafter 'model' has no model.", "Name one with --draft, or leave this drafter out.")
+        runner = Runner(target.draft.decoder, num_blocks=num_blocks, page_tokens=target.page_tokens)
+        return ModelDrafter(runner, target.draft.vocabulary, cost=measure_cost(runner))
+    drafters: dict[str, Callable[[], Drafter]] = {
+        "suffix": SuffixDrafter,
+        "ngram": NgramDrafter,
+        "lookahead": LookaheadDrafter,
+    }
+    return drafters[name]()
+
+
+def build_engine(
+    target: Target,
+    config: EngineConfig | None = None,
+    *,
+    drafters: Sequence[Drafter] | None = None,
+    cost: CostModel | None = None,
+    emit: EventSink = log_fallbacks,
+) -> Engine:
+    """Put an engine around a target. Without a `cost` one is measured, unless there is nothing to decide."""
+    config = config or EngineConfig()
+    num_blocks = -(-_kv_tokens(target, config) // target.page_tokens)
+    runner = Runner(
+        target.decoder,
+        num_blocks=num_blocks,
+        page_tokens=target.page_tokens,
+        row_by_row=not target.is_row_invariant,
+    )
+    if drafters is None:
+        names = config.drafters if target.is_row_invariant else ()
+        drafters = [make_drafter(name, target, num_blocks=num_blocks) for name in names]
+    if cost is None:
+        cost = measure_cost(runner) if drafters else CostModel({1: 1.0})
+    return Engine(runner, target.tokenizer, cost=cost, drafters=drafters, config=config, emit=emit)
+
+
+def measure_cost(runner: Runner) -> CostModel:
+    """Measure what rows and context cost on this machine."""
+    runner.time_step(1, 0)  # the first pass pays for compiling and for touching memory
+    longest = min(
+        _PROFILE_CONTEXT, runner.num_blocks * runner.page_tokens // 2, runner.decoder.config.max_positions // 2
+    )
+    return profile(runner.time_step, long_context=max(1, longest))
+
+
+def _kv_tokens(target: Target, config: EngineConfig) -> int:
+    if config.kv_tokens is not None:
+        return config.kv_tokens
+    most = target.decoder.config.max_positions
+    limit = min(config.max_context or most, most)
+    budget = min(_MOST_KV_BYTES, _free_bytes() // 4)
+    return max(limit + target.page_tokens, min(budget // target.kv_bytes_per_token, limit * config.max_sequences))
+
+
+def _free_bytes() -> int:
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):  # not every system tells
+        return 4 * _MOST_KV_BYTES

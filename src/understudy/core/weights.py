@@ -1,0 +1,10 @@
+"""How a model's weights are held in memory."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+WeightType = Literal["fp32", "int8"]
+"""int8 is the linear layers of the body in bytes; embedding, norms and output layer stay fp32."""
+
+WEIGHT_TYPES: tuple[WeightType, ...] = get_args(WeightType)

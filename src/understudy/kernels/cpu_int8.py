@@ -1,0 +1,315 @@
+"""Linear layers with weights of 8 bits for the CPU: a quarter of the bytes, and still one fixed order for every row.
+
+    weight     w[n, k] = scale[n] * (stored[n, k] - 128)         one scale for each output, its largest weight is 127
+    input      x[k] = step * q[k], q = -127 .. 127               one step for each BLOCK inputs of the row
+    output     out[n] = b[n] + scale[n] * (step[0] * dot(q, w of block 0) + step[1] * ...)    fused, in ascending order
+
+A dot product of whole numbers is exact, whoever computes it in whatever order; the few sums of floats are written
+down. So a row's bits depend on that row alone, and are the same on every processor.
+
+Weights are stored without a sign because the processor multiplies unsigned with signed bytes. The 128 that each has too
+much adds 128 * (sum of the block's inputs) to a dot product, so that is where the sum starts from, with a minus.
+
+Panels of 16 outputs are laid out [panel, four inputs, output, input of the four], one byte each: one stream.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from understudy.compiled import jit_exact, jit_exact_parallel
+from understudy.kernels.cpu_linear import ROWS
+from understudy.kernels.simd import (
+    LANES,
+    dot,
+    fma,
+    has_wide_registers,
+    larger,
+    largest,
+    load,
+    load_groups,
+    magnitude_bits,
+    plus,
+    prefetch,
+    splat,
+    spread,
+    spread_group,
+    spread_integer,
+    store,
+    store_low_bytes,
+    to_floats,
+    to_integers,
+    total,
+)
+
+Floats = NDArray[np.float32]
+Bytes = NDArray[np.uint8]
+SignedBytes = NDArray[np.int8]
+Ints = NDArray[np.int32]
+
+BLOCK = 32
+"""Inputs that share a step."""
+
+_GROUPS = BLOCK // 4
+_GROUP_BYTES = 4 * LANES
+_BLOCK_BYTES = BLOCK * LANES
+_EIGHT_FIT = has_wide_registers()
+_AHEAD = 16 * 1024
+_MANY_ROWS = 16
+"""From here on it pays to let all threads quantise rows."""
+
+Vector = Any  # known to compiled code only
+
+f32 = np.float32
+_INFINITE = 0x7F800000
+_LEAST = 0x0D800000
+"""The bits of 2**-100: a block with nothing larger counts as zeros, since its step could not be inverted."""
+_LEAST_SCALE = f32(2**-100)
+"""The same for weights: below it lie the numbers of few digits, by which nothing can be divided."""
+
+
+@dataclass(frozen=True, slots=True)
+class Int8Linear:
+    """A weight [outputs, inputs] in panels of bytes."""
+
+    panels: Bytes
+    """Flat: [panels, groups of four inputs, LANES, 4]; inputs are padded to whole blocks"""
+    scales: Floats
+    """[panels * LANES]"""
+    bias: Floats
+    """[panels * LANES], zero where there is none"""
+    num_outputs: int
+    num_inputs: int
+
+    @classmethod
+    def pack(cls, weight: Tensor, bias: Tensor | None = None) -> Int8Linear:
+        """Round a weight [outputs, inputs] to 8 bits and lay it out; a row that is not finite gets the scale NaN."""
+        num_outputs, num_inputs = weight.shape
+        num_panels, num_blocks = -(-num_outputs // LANES), -(-num_inputs // BLOCK)
+        scales = np.zeros(num_panels * LANES, np.float32)
+        panels = np.full((num_panels, num_blocks * _GROUPS, LANES, 4), 128, np.uint8)
+        _pack(weight.float().numpy(), panels, scales)
+        start = np.zeros(num_panels * LANES, np.float32)
+        if bias is not None:
+            start[:num_outputs] = bias.float().numpy()
+        return cls(panels.reshape(-1), scales, start, num_outputs, num_inputs)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that it takes."""
+        return self.panels.nbytes + self.scales.nbytes + self.bias.nbytes
+
+    def __call__(self, x: Floats) -> Floats:
+        """x [rows, inputs] -> [rows, outputs]; one row, or a multiple of ROWS."""
+        assert x.shape[0] == 1 or x.shape[0] % ROWS == 0
+        missing = -self.num_inputs % BLOCK
+        if missing:
+            x = np.pad(x, ((0, 0), (0, missing)))
+        out = np.empty((x.shape[0], len(self.bias)), np.float32)
+        _linear(x, self.panels, self.scales, self.bias, out)
+        return out if len(self.bias) == self.num_outputs else out[:, : self.num_outputs]
+
+
+@jit_exact_parallel
+def _pack(weight: Floats, panels: Bytes, scales: Floats) -> None:
+    """Round a weight [outputs, inputs] into panels [panels, groups, LANES, 4] that hold 128, the stored zero."""
+    num_outputs, num_inputs = weight.shape
+    for n in numba.prange(num_outputs):
+        panel, lane = n // LANES, n % LANES
+        most = f32(0)
+        for k in range(num_inputs):
+            size = abs(weight[n, k])
+            if size > most or np.isnan(size):  # a NaN stays: nothing is larger
+                most = size
+        scale = most / f32(127)
+        if not scale < f32(np.inf):
+            scales[n] = f32(np.nan)
+        elif scale > _LEAST_SCALE:
+            scales[n] = scale
+            for k in range(num_inputs):
+                panels[panel, k // 4, lane, k % 4] = np.uint8(np.int32(np.rint(weight[n, k] / scale)) + np.int32(128))
+
+
+@jit_exact_parallel
+def _linear(x: Floats, panels: Bytes, scales: Floats, bias: Floats, out: Floats) -> None:
+    """Compute x [rows, inputs] -> out [rows, outputs], panel by panel; inputs are whole blocks.
+
+    Rows that are computed together lie interleaved, [tile, block, row of the tile, BLOCK], so that one address leads
+    to all of them.
+    """
+    num_rows, num_inputs = x.shape
+    num_outputs = out.shape[1]
+    num_blocks = num_inputs // BLOCK
+    num_in_eights = num_rows // 8 * 8 if _EIGHT_FIT else 0
+    flat_x, flat_out = x.reshape(-1), out.reshape(-1)
+    q = np.empty(num_rows * num_inputs, np.int8)
+    steps = np.empty(num_rows * num_blocks, f32)
+    starts = np.empty(num_rows * num_blocks, np.int32)
+    if num_rows < _MANY_ROWS:
+        for row in range(num_rows):
+            _quantise_row(flat_x, row, num_rows, num_in_eights, num_blocks, q, steps, starts)
+    else:
+        for row in numba.prange(num_rows):
+            _quantise_row(flat_x, row, num_rows, num_in_eights, num_blocks, q, steps, starts)
+    for panel in numba.prange(num_outputs // LANES):
+        first = panel * LANES
+        weights = panel * num_inputs * LANES
+        scale, begin = load(scales, first), load(bias, first)
+        if num_rows == 1:
+            _one_row(q, steps, starts, panels, weights, num_blocks, scale, begin, flat_out, first)
+        else:
+            for row in range(0, num_in_eights, 8):
+                _eight_rows(
+                    row * num_blocks, q, steps, starts, panels, weights, num_blocks, scale, begin, flat_out,
+                    row * num_outputs + first, num_outputs,
+                )  # fmt: skip
+            for row in range(num_in_eights, num_rows, 4):
+                _four_rows(
+                    row * num_blocks, q, steps, starts, panels, weights, num_blocks, scale, begin, flat_out,
+                    row * num_outputs + first, num_outputs,
+                )  # fmt: skip
+
+
+@jit_exact
+def _quantise_row(
+    x: Floats, row: int, num_rows: int, num_in_eights: int, num_blocks: int, q: SignedBytes, steps: Floats, starts: Ints
+) -> None:
+    """Round one row to where its tile of eight, four or one will look for it."""
+    size = 8 if row < num_in_eights else min(num_rows, 4)
+    first = row // size * size
+    quantise(x, row * num_blocks, num_blocks, first * num_blocks + row - first, size, q, steps, starts)
+
+
+@jit_exact
+def quantise(
+    x: Floats, source: int, num_blocks: int, target: int, stride: int, q: SignedBytes, steps: Floats, starts: Ints
+) -> None:
+    """Round the blocks of x from `source` on to bytes, with each block's step and the start of its dot products.
+
+    The blocks written are target, target + stride, ... A block that holds an infinity or a NaN gets the step NaN, and
+    with it every output of its row.
+    """
+    for number in range(num_blocks):
+        at, block = (source + number) * BLOCK, target + number * stride
+        to = block * BLOCK
+        high = magnitude_bits(load(x, at))
+        for i in range(LANES, BLOCK, LANES):
+            high = larger(high, magnitude_bits(load(x, at + i)))
+        most = largest(high)
+        step, inverse = f32(0), f32(0)
+        if most >= _INFINITE:
+            step = f32(np.nan)
+        elif most > _LEAST:
+            magnitude = np.int32(most).view(np.float32)
+            step, inverse = magnitude / f32(127), f32(127) / magnitude
+        factor, zero = splat(inverse), splat(f32(0))
+        sums = to_integers(fma(load(x, at), factor, zero))
+        store_low_bytes(q, to, sums)
+        for i in range(LANES, BLOCK, LANES):
+            more = to_integers(fma(load(x, at + i), factor, zero))
+            store_low_bytes(q, to + i, more)
+            sums = plus(sums, more)
+        steps[block] = step
+        starts[block] = np.int32(-128) * total(sums)
+
+
+@jit_exact
+def _one_row(
+    q: SignedBytes, steps: Floats, starts: Ints, panels: Bytes, weights: int, num_blocks: int, scale: Vector,
+    bias: Vector, out: Floats, to: int,
+) -> None:  # fmt: skip
+    """One row times one panel, which starts at byte `weights`. A single row runs so fast that it needs no prefetch."""
+    t0 = splat(f32(0))
+    for block in range(num_blocks):
+        s0 = spread_integer(starts, block)
+        for group in range(_GROUPS):
+            s0 = dot(s0, load_groups(panels, weights), spread_group(q, block * BLOCK + group * 4))
+            weights += _GROUP_BYTES
+        t0 = fma(to_floats(s0), spread(steps, block), t0)
+    store(out, to, fma(t0, scale, bias))
+
+
+@jit_exact
+def _four_rows(
+    tile: int, q: SignedBytes, steps: Floats, starts: Ints, panels: Bytes, weights: int, num_blocks: int, scale: Vector,
+    bias: Vector, out: Floats, to: int, m: int,
+) -> None:  # fmt: skip
+    """4 rows, whose blocks start with number `tile`, times one panel; their outputs lie m apart, from `to` on."""
+    t0 = splat(f32(0))
+    t1, t2, t3 = t0, t0, t0
+    for block in range(tile, tile + 4 * num_blocks, 4):
+        s0 = spread_integer(starts, block)
+        s1 = spread_integer(starts, block + 1)
+        s2 = spread_integer(starts, block + 2)
+        s3 = spread_integer(starts, block + 3)
+        for group in range(_GROUPS):
+            at = block * BLOCK + group * 4
+            prefetch(panels, weights + _AHEAD)
+            weight = load_groups(panels, weights)
+            weights += _GROUP_BYTES
+            s0 = dot(s0, weight, spread_group(q, at))
+            s1 = dot(s1, weight, spread_group(q, at + 1 * BLOCK))
+            s2 = dot(s2, weight, spread_group(q, at + 2 * BLOCK))
+            s3 = dot(s3, weight, spread_group(q, at + 3 * BLOCK))
+        t0 = fma(to_floats(s0), spread(steps, block), t0)
+        t1 = fma(to_floats(s1), spread(steps, block + 1), t1)
+        t2 = fma(to_floats(s2), spread(steps, block + 2), t2)
+        t3 = fma(to_floats(s3), spread(steps, block + 3), t3)
+    store(out, to, fma(t0, scale, bias))
+    store(out, to + m, fma(t1, scale, bias))
+    store(out, to + 2 * m, fma(t2, scale, bias))
+    store(out, to + 3 * m, fma(t3, scale, bias))
+
+
+@jit_exact
+def _eight_rows(
+    tile: int, q: SignedBytes, steps: Floats, starts: Ints, panels: Bytes, weights: int, num_blocks: int, scale: Vector,
+    bias: Vector, out: Floats, to: int, m: int,
+) -> None:  # fmt: skip
+    """8 rows, whose blocks start with number `tile`, times one panel; their outputs lie m apart, from `to` on."""
+    t0 = splat(f32(0))
+    t1, t2, t3, t4, t5, t6, t7 = t0, t0, t0, t0, t0, t0, t0
+    for block in range(tile, tile + 8 * num_blocks, 8):
+        s0 = spread_integer(starts, block)
+        s1 = spread_integer(starts, block + 1)
+        s2 = spread_integer(starts, block + 2)
+        s3 = spread_integer(starts, block + 3)
+        s4 = spread_integer(starts, block + 4)
+        s5 = spread_integer(starts, block + 5)
+        s6 = spread_integer(starts, block + 6)
+        s7 = spread_integer(starts, block + 7)
+        for group in range(_GROUPS):
+            at = block * BLOCK + group * 4
+            prefetch(panels, weights + _AHEAD)
+            weight = load_groups(panels, weights)
+            weights += _GROUP_BYTES
+            s0 = dot(s0, weight, spread_group(q, at))
+            s1 = dot(s1, weight, spread_group(q, at + 1 * BLOCK))
+            s2 = dot(s2, weight, spread_group(q, at + 2 * BLOCK))
+            s3 = dot(s3, weight, spread_group(q, at + 3 * BLOCK))
+            s4 = dot(s4, weight, spread_group(q, at + 4 * BLOCK))
+            s5 = dot(s5, weight, spread_group(q, at + 5 * BLOCK))
+            s6 = dot(s6, weight, spread_group(q, at + 6 * BLOCK))
+            s7 = dot(s7, weight, spread_group(q, at + 7 * BLOCK))
+        t0 = fma(to_floats(s0), spread(steps, block), t0)
+        t1 = fma(to_floats(s1), spread(steps, block + 1), t1)
+        t2 = fma(to_floats(s2), spread(steps, block + 2), t2)
+        t3 = fma(to_floats(s3), spread(steps, block + 3), t3)
+        t4 = fma(to_floats(s4), spread(steps, block + 4), t4)
+        t5 = fma(to_floats(s5), spread(steps, block + 5), t5)
+        t6 = fma(to_floats(s6), spread(steps, block + 6), t6)
+        t7 = fma(to_floats(s7), spread(steps, block + 7), t7)
+    store(out, to, fma(t0, scale, bias))
+    store(out, to + m, fma(t1, scale, bias))
+    store(out, to + 2 * m, fma(t2, scale, bias))
+    store(out, to + 3 * m, fma(t3, scale, bias))
+    store(out, to + 4 * m, fma(t4, scale, bias))
+    store(out, to + 5 * m, fma(t5, scale, bias))
+    store(out, to + 6 * m, fma(t6, scale, bias))
+    store(out, to + 7 * m, fma(t7, scale, bias))
