@@ -56,7 +56,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 
 MAY_USE: dict[str, tuple[str, ...]] = {
     "compiled": ("numba",),
-    "text": ("tokenizers", "jinja2"),
+    "text": ("numpy", "tokenizers", "jinja2"),
     "sampling": ("numpy",),
     "kernels": ("numpy", "numba", "llvmlite", "torch"),
     "models": ("numpy", "torch", "safetensors", "gguf"),

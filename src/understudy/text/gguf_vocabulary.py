@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from understudy.errors import ModelError
 
 # token_type of a token, as GGUF numbers them
-CONTROL, USER_DEFINED = 3, 4
+UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 2, 3, 4, 5
 
 CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 AFTER_NUMBERS = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -66,6 +66,16 @@ def build_backend(fields: Mapping[str, Any]) -> tokenizers.Tokenizer:
     except Exception as error:  # the library raises bare Exception where merges and tokens do not fit together
         raise ModelError(f"The GGUF file's tokenizer is damaged: {error}.", "Download the file again.") from None
     return backend
+
+
+def find_unused_ids(fields: Mapping[str, Any]) -> frozenset[int]:
+    """Find the placeholders with which converters fill up the rows of a model.
+
+    They are marked as unused, or, by older converters, as text that is named for its own id: [PAD151665].
+    """
+    tokens, kinds = fields["tokenizer.ggml.tokens"], fields.get("tokenizer.ggml.token_type", ())
+    unused = {token_id for token_id, kind in enumerate(kinds) if kind == UNUSED}
+    return frozenset(unused | {token_id for token_id, token in enumerate(tokens) if token == f"[PAD{token_id}]"})
 
 
 def _rule_name(fields: Mapping[str, Any]) -> str:
@@ -124,10 +134,14 @@ def _merges_from_scores(vocabulary: Mapping[str, int], scores: Sequence[float]) 
 
 
 def _add_marked_tokens(backend: tokenizers.Tokenizer, tokens: Sequence[str], fields: Mapping[str, Any]) -> None:
-    """Make control tokens special; user-defined ones are matched whole too, but are text and are not skipped."""
+    """Make control tokens special, and the unknown one, as in a published tokenizer.json.
+
+    User-defined tokens are matched whole too, but are text and are not skipped.
+    """
     kinds = fields.get("tokenizer.ggml.token_type", ())
-    marked = [(token, kind) for token, kind in zip(tokens, kinds, strict=False) if kind in (CONTROL, USER_DEFINED)]
-    backend.add_tokens([AddedToken(token, normalized=False, special=kind == CONTROL) for token, kind in marked])
+    marked_kinds = (UNKNOWN, CONTROL, USER_DEFINED)
+    marked = [(token, kind) for token, kind in zip(tokens, kinds, strict=False) if kind in marked_kinds]
+    backend.add_tokens([AddedToken(token, normalized=False, special=kind != USER_DEFINED) for token, kind in marked])
 
 
 def _add_ends(

@@ -34,6 +34,7 @@ class Tokenizer:
         eos_ids: tuple[int, ...] = (),
         chat_template: str | None = None,
         force_bos: bool = False,
+        unused_ids: frozenset[int] = frozenset(),
     ) -> None:
         self.bos_id = bos_id
         self.eos_ids = eos_ids
@@ -44,6 +45,10 @@ class Tokenizer:
         added: Mapping[int, Any] = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         """Ids that are not text: markers of turns and ends. `decode` skips them."""
+        self.marked_ids = frozenset(added)
+        """Ids of tokens that are found whole in a text before it is split: all special ones, and some that are text."""
+        self.unused_ids = unused_ids
+        """Ids whose tokens are placeholders: they fill rows of the model and stand for nothing."""
         self.vocab_size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         """One more than the largest id. A model may have more rows than this (padding), never fewer."""
         self._backend = backend
@@ -73,7 +78,7 @@ class Tokenizer:
     @classmethod
     def from_gguf(cls, fields: Mapping[str, Any], *, eos_ids: tuple[int, ...] = ()) -> Tokenizer:
         """Build the tokenizer that a GGUF file's metadata declares; `ModelConfig.from_gguf` finds the end ids."""
-        from understudy.text.gguf_vocabulary import build_backend
+        from understudy.text.gguf_vocabulary import build_backend, find_unused_ids
 
         template = fields.get("tokenizer.chat_template")
         bos_id = fields.get("tokenizer.ggml.bos_token_id")
@@ -82,6 +87,7 @@ class Tokenizer:
             bos_id=bos_id if isinstance(bos_id, int) else None,
             eos_ids=eos_ids,
             chat_template=template if isinstance(template, str) else None,
+            unused_ids=find_unused_ids(fields),
         )
 
     def save(self, folder: Path) -> None:
@@ -155,18 +161,22 @@ class Tokenizer:
             return b""
         known = self._bytes.get(token_id)
         if known is None:
-            known = self._bytes[token_id] = self._spell(token_id)
+            known = self._bytes[token_id] = self._spell(token_id) or b""
         return known
 
-    def _spell(self, token_id: int) -> bytes:
+    def spellings(self) -> list[bytes | None]:
+        """Give the bytes of every id, specials included; None where an id has no token, or only a placeholder."""
+        return [None if token_id in self.unused_ids else self._spell(token_id) for token_id in range(self.vocab_size)]
+
+    def _spell(self, token_id: int) -> bytes | None:
         if token_id in self._added_bytes:
             return self._added_bytes[token_id]
         token = self._backend.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None
         if token is None:
-            return b""
+            return None
         if self._byte_level:
             try:
-                return bytes(BYTE_OF_CHARACTER[character] for character in token)
+                return bytes(map(BYTE_OF_CHARACTER.__getitem__, token))
             except KeyError:
                 return token.encode()
         if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
