@@ -133,7 +133,7 @@ def test_placeholders_are_padding(placeholders: list[tuple[str, int]]) -> None:
     both = compare(real, padded)
     assert both.is_same
     assert both.target_ids[300] == -1
-    assert "1 more are in the target alone, '<tool_call>' first: the draft never proposes them." in both.describe()
+    assert "Tokens of the target alone: 1 ('<tool_call>' first); the draft never proposes these." in both.describe()
 
 
 def test_tokens_that_only_one_has_are_harmless() -> None:
@@ -142,7 +142,7 @@ def test_tokens_that_only_one_has_are_harmless() -> None:
     assert both.is_same
     assert both.target_ids[299:].tolist() == [299, -1, -1]
     assert both.draft_share == 300 / 302
-    assert "2 more are in the draft alone, '<tool_call>' first: a draft ends where" in both.describe()
+    assert "Tokens of the draft alone: 2 ('<tool_call>' first); a draft ends where it proposes one." in both.describe()
     back = compare(longer, byte_level())
     assert back.is_same
     assert spelled(back, 300) == b"<tool_call>"  # the draft has no row for it
