@@ -70,13 +70,13 @@ def stdin(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bytes], None]]:
 def test_help_is_fast_and_needs_no_torch() -> None:
     code = (
         "import sys, time; started = time.perf_counter(); from understudy.cli import main; "
-        "codes = [main([*command, '--help']) for command in ([], ['generate'], ['verify'])]; "
-        "assert codes == [0, 0, 0]; assert not {'torch', 'numba', 'numpy', 'rich', 'jinja2'} & set(sys.modules)"
+        "codes = [main([*command, '--help']) for command in ([], ['generate'], ['verify'], ['race'])]; "
+        "assert codes == [0, 0, 0, 0]; assert not {'torch', 'numba', 'numpy', 'rich', 'jinja2'} & set(sys.modules)"
     )
     started = time.perf_counter()
     shown = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     assert time.perf_counter() - started < 10  # a loaded machine; half a second on an idle one
-    assert shown.count("examples:") == 3
+    assert shown.count("examples:") == 4
 
 
 def test_version(run: Run) -> None:

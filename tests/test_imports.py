@@ -49,7 +49,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "server": (*FOUNDATIONS, "control", "text"),  # is given a Backend and knows no engine
     "gateway": (*FOUNDATIONS, "control", "server"),
     "terminal": (*FOUNDATIONS, "bench", "parity"),
-    "cli": (*FOUNDATIONS, "text", "llm", "bench", "parity", "advise", "train", "server", "gateway", "terminal"),
+    "race": (*FOUNDATIONS, "text", "engine", "llm", "bench", "parity", "terminal"),
+    "cli": (*FOUNDATIONS, "text", "llm", "bench", "parity", "advise", "train", "server", "gateway", "terminal", "race"),
     "__init__": ("errors", "core", "config", "threads", "llm"),
 }
 """Folder or file of src/understudy -> what it may import. Each line names only lines above it."""
@@ -66,6 +67,7 @@ MAY_USE: dict[str, tuple[str, ...]] = {
     "parity": ("rich",),
     "train": ("numpy", "torch", "safetensors", "rich"),
     "terminal": ("rich",),
+    "race": ("rich",),
     "cli": ("rich",),
 }
 """Folder or file -> packages from outside that it may use; none where it is not named. Add a line for a new need."""
