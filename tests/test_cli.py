@@ -70,13 +70,13 @@ def stdin(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bytes], None]]:
 def test_help_is_fast_and_needs_no_torch() -> None:
     code = (
         "import sys, time; started = time.perf_counter(); from understudy.cli import main; "
-        "codes = [main([*command, '--help']) for command in ([], ['generate'], ['verify'])]; "
-        "assert codes == [0, 0, 0]; assert not {'torch', 'numba', 'numpy', 'rich', 'jinja2'} & set(sys.modules)"
+        "codes = [main([*command, '--help']) for command in ([], ['generate'], ['verify'], ['race'])]; "
+        "assert codes == [0, 0, 0, 0]; assert not {'torch', 'numba', 'numpy', 'rich', 'jinja2'} & set(sys.modules)"
     )
     started = time.perf_counter()
     shown = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     assert time.perf_counter() - started < 10  # a loaded machine; half a second on an idle one
-    assert shown.count("examples:") == 3
+    assert shown.count("examples:") == 4
 
 
 def test_version(run: Run) -> None:
@@ -204,7 +204,7 @@ def test_a_prompt_can_be_piped_in(generate: Run, stdin: Callable[[bytes], None],
 def test_hostile_arguments_are_refused_before_a_model_is_loaded(
     run: Run, monkeypatch: pytest.MonkeyPatch, argv: list[str], what: str
 ) -> None:
-    monkeypatch.setattr("understudy.llm.load_model", None)
+    monkeypatch.setattr("understudy.assembly.load_model", None)
     code, out, err = run("generate", *argv)
     assert code == 2
     assert out == ""
@@ -320,7 +320,7 @@ def test_compare_takes_three_of_our_own_prompts(run: Run, tmp_path: Path) -> Non
 def test_compare_tells_when_the_words_differ(generate: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("understudy.engine.engine.walk", believing_walk)
     free = CostModel({1: 1.0, 256: 1.0})  # rows cost nothing, so every draft is bought
-    monkeypatch.setattr("understudy.llm.measure_cost", lambda runner: free)
+    monkeypatch.setattr("understudy.assembly.measure_cost", lambda runner: free)
     code, out, _ = generate("--compare", "--max-tokens", 64, "--raw", "--temperature", 2, "--seed", 1, TEXTS[1])
     assert code == 1
     assert out.rstrip().splitlines()[-2].endswith("no")
@@ -366,7 +366,7 @@ def test_verify_finds_a_broken_engine(run: Run, model: Path, prompts: Path, monk
 def test_verify_fails_when_nothing_was_tested(
     run: Run, model: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("understudy.llm.make_drafter", lambda name: SilentDrafter())
+    monkeypatch.setattr("understudy.assembly.make_drafter", lambda *name, **room: SilentDrafter())
     code, out, err = run("verify", model, "--prompts", prompts, *ONE_SETTING)
     assert code == 1
     assert "Not proven" in out
@@ -393,7 +393,7 @@ def test_verify_fails_when_nothing_was_tested(
 def test_verify_refuses_before_a_model_is_loaded(
     run: Run, monkeypatch: pytest.MonkeyPatch, argv: list[str], what: str
 ) -> None:
-    monkeypatch.setattr("understudy.llm.load_model", None)
+    monkeypatch.setattr("understudy.assembly.load_model", None)
     code, out, err = run("verify", *argv)
     assert (code, out) == (2, "")
     assert what in err

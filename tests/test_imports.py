@@ -50,6 +50,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "server": (*FOUNDATIONS, "control", "text"),  # is given a Backend and knows no engine
     "gateway": (*FOUNDATIONS, "control", "server"),
     "terminal": (*FOUNDATIONS, "bench", "parity"),
+    "race": (*FOUNDATIONS, "text", "engine", "assembly", "llm", "bench", "parity", "terminal"),
     "cli": (
         *FOUNDATIONS,
         "text",
@@ -62,6 +63,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "server",
         "gateway",
         "terminal",
+        "race",
     ),
     "__init__": ("errors", "core", "config", "threads", "llm"),
 }
@@ -79,6 +81,7 @@ MAY_USE: dict[str, tuple[str, ...]] = {
     "parity": ("rich",),
     "train": ("numpy", "torch", "safetensors", "rich"),
     "terminal": ("rich",),
+    "race": ("rich",),
     "cli": ("rich",),
 }
 """Folder or file -> packages from outside that it may use; none where it is not named. Add a line for a new need."""

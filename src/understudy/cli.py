@@ -19,6 +19,7 @@ from understudy import __version__
 from understudy.config import EngineConfig
 from understudy.core.request import Output, SamplingParams
 from understudy.errors import ConfigError, InvalidRequest, UnderstudyError
+from understudy.race import command as race_command
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -37,6 +38,7 @@ _EXAMPLES = """examples:
   echo "List three rivers." | understudy generate --temperature 0.7 --seed 7
   understudy generate --compare
   understudy verify --budget 300 --json proof.json
+  understudy race --classes code,rag
 """
 _GENERATE_EXAMPLES = """examples:
   understudy generate "What is a lighthouse for?"
@@ -112,6 +114,8 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     _add_verify(verify)
+    race = commands.add_parser("race", help=race_command.HELP, epilog=race_command.EXAMPLES, formatter_class=raw)
+    race_command.add_options(race, command=_race)
     return parser
 
 
@@ -371,6 +375,23 @@ def _write_json(value: dict[str, Any], place: str | None) -> None:
         sys.stdout.write(written)
     else:
         Path(place).write_text(written, encoding="utf-8")
+
+
+# ---------------------------------------------------------------------------------------------------- race
+
+
+def _race(arguments: argparse.Namespace) -> int:
+    """Run the race, and write its table where it is wanted."""
+    config = EngineConfig(drafters=_drafters(arguments), num_threads=arguments.threads)
+    _check_writable(arguments.json)
+    screen = _console(stderr=arguments.json == "-")
+    outcome = race_command.race(arguments, config, screen=screen, errors=_console(stderr=True))
+    _write_json(outcome.describe(), arguments.json)
+    if outcome.interrupted:
+        return INTERRUPTED
+    if not outcome.is_same:
+        return DIFFERENT
+    return FAILED if outcome.errors else 0
 
 
 if __name__ == "__main__":

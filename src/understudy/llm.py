@@ -223,6 +223,7 @@ def _extend(result: Result, output: Output) -> None:
     choice.token_ids.extend(output.token_ids)
     choice.text += output.text
     choice.logprobs.extend(output.logprobs)
+    choice.sources.extend(output.sources)
     choice.finish_reason = output.finish_reason
     choice.stop_reason = output.stop_reason
     choice.error = output.error

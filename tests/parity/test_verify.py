@@ -102,7 +102,7 @@ def test_a_broken_engine_is_found_out(
 def test_a_drafter_that_says_nothing_proves_nothing(
     target: Target, cases: CaseSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("understudy.llm.make_drafter", lambda name: SilentDrafter())
+    monkeypatch.setattr("understudy.assembly.make_drafter", lambda *name, **room: SilentDrafter())
     report = verify(target, cases, [PLAIN_CHAIN])
     assert report.identical == report.compared
     assert not report.proven
@@ -112,7 +112,7 @@ def test_a_drafter_that_says_nothing_proves_nothing(
 
 
 def test_a_drafter_that_fails_is_told(target: Target, cases: CaseSet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("understudy.llm.make_drafter", lambda name: FailingDrafter())
+    monkeypatch.setattr("understudy.assembly.make_drafter", lambda *name, **room: FailingDrafter())
     report = verify(target, cases, [PLAIN_CHAIN])
     assert report.identical == report.compared
     assert any("no more" in reason for reason in report.vacuous[0].vacuous)

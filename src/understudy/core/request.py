@@ -157,6 +157,8 @@ class Output:
     stop_reason: int | str | None = None
     """The stop id or stop string that ended the text, if one did."""
     error: str | None = None
+    sources: tuple[str, ...] = ()
+    """For each token the drafter that had foreseen it; empty for a token that only the target said."""
 
 
 @dataclass(slots=True)
@@ -189,6 +191,8 @@ class Completion:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     error: str | None = None
+    sources: list[str] = field(default_factory=list)
+    """For each token the drafter that had foreseen it; empty for a token that only the target said."""
     speculation: SpeculationCounts = field(default_factory=SpeculationCounts)
 
 

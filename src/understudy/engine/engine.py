@@ -159,7 +159,7 @@ class Engine:
         try:
             for word in walk(proposal.bought, lambda row: sequence.draw(logits[row])):
                 verdict.words.append(word)
-                if not sequence.append(word.token):
+                if not sequence.append(word.token, verdict.source(word)):
                     verdict.cut = True
                     break
         except FloatingPointError as error:

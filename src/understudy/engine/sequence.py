@@ -50,6 +50,7 @@ class Sequence:
         self._detokenizer = detokenizer
         self._text: list[str] = []
         self._fresh: list[int] = []
+        self._fresh_sources: list[str] = []
         self._fresh_logprobs: list[TokenLogprob] = []
         key = NoiseKey(seed, choice)
         self.context = Context(
@@ -91,11 +92,12 @@ class Sequence:
         """What would be drawn at a later position, as far as can be told now. logits [vocabulary] are used up."""
         return self._sampler.sample(logits, position=position, num_generated=self.num_generated)
 
-    def append(self, token: int) -> bool:
-        """Say one more token; return whether the text goes on."""
+    def append(self, token: int, source: str = "") -> bool:
+        """Say one more token, which the drafter `source` had foreseen; return whether the text goes on."""
         self.tokens.append(token)
         self._sampler.append(token)
         self._fresh.append(token)
+        self._fresh_sources.append(source)
         if token in self._eos_ids:
             self._finish("stop", None)
         elif token in self._stop_ids:
@@ -125,8 +127,9 @@ class Sequence:
             self.finish_reason,
             self.stop_reason,
             self.error,
+            tuple(self._fresh_sources),
         )
-        self._fresh, self._text, self._fresh_logprobs = [], [], []
+        self._fresh, self._fresh_sources, self._text, self._fresh_logprobs = [], [], [], []
         return output
 
     def _finish(self, reason: FinishReason, stop_reason: int | str | None) -> None:

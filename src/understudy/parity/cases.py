@@ -91,7 +91,7 @@ def make_cases(prompts: Sequence[Prompt], target: Target, *, count: int, max_tok
     context = target.decoder.config.max_positions
     count = max(count, LEAST_CASES)
     chosen = spread(prompts, count)
-    encoded = _fitting(chosen, target)
+    encoded = fitting(chosen, target)
     if not encoded:
         raise InvalidRequest(
             f"None of the {len(chosen)} prompts fits in the model's context of {context} tokens.",
@@ -101,7 +101,7 @@ def make_cases(prompts: Sequence[Prompt], target: Target, *, count: int, max_tok
     num_left_out = len(chosen) - len(encoded)
     if len(encoded) < LEAST_CASES:
         ours = [prompt for prompt in own_prompts() if prompt not in chosen]
-        encoded += _fitting(spread(ours, len(ours)), target)[: LEAST_CASES - len(encoded)]
+        encoded += fitting(spread(ours, len(ours)), target)[: LEAST_CASES - len(encoded)]
     numbered = [(index, *encoded[index % len(encoded)]) for index in range(max(len(encoded), LEAST_CASES))]
     # The shortest first: four of them start together before blocks run short, where blocks are made scarce.
     numbered.sort(key=lambda entry: len(entry[2]))
@@ -109,7 +109,7 @@ def make_cases(prompts: Sequence[Prompt], target: Target, *, count: int, max_tok
         Case(
             index,
             prompt.prompt_class,
-            _excerpt(prompt),
+            excerpt(prompt),
             ids,
             variant=VARIANTS[place % len(VARIANTS)],
             max_tokens=min(max_tokens, context - len(ids)),
@@ -119,13 +119,14 @@ def make_cases(prompts: Sequence[Prompt], target: Target, *, count: int, max_tok
     return CaseSet(tuple(cases), num_left_out)
 
 
-def _fitting(prompts: Sequence[Prompt], target: Target) -> list[tuple[Prompt, tuple[int, ...]]]:
+def fitting(prompts: Sequence[Prompt], target: Target) -> list[tuple[Prompt, tuple[int, ...]]]:
     """Encode prompts, and leave out those that are too long for the model."""
     context = target.decoder.config.max_positions
     encoded = [(prompt, prompt_ids(prompt, target)) for prompt in prompts]
     return [(prompt, ids) for prompt, ids in encoded if 0 < len(ids) < context]
 
 
-def _excerpt(prompt: Prompt) -> str:
+def excerpt(prompt: Prompt) -> str:
+    """How a prompt begins, in one line."""
     text = str(prompt.messages[-1]["content"]) if prompt.messages else prompt.text
     return " ".join(text[:_EXCERPT_CHARACTERS].split())

@@ -14,6 +14,7 @@ from typing import Any
 
 from understudy.assembly import Target, build_engine
 from understudy.config import EngineConfig
+from understudy.core.events import EventSink, log_fallbacks
 from understudy.core.request import Request, SamplingParams, Speculation, SpeculationCounts
 from understudy.engine.engine import Engine
 from understudy.parity.run import Answer, Happenings, serve
@@ -88,16 +89,10 @@ def side_by_side(
 ) -> Iterator[Comparison]:
     """Yield each question's comparison as soon as it is there. `sampling` must name its seed."""
     watch("measuring what a row costs")
-    context = target.decoder.config.max_positions
-    longest = max(len(question.prompt_ids) for question in questions) + sampling.max_tokens
-    room = max(min(longest, context), _LEAST_ROOM_TOKENS)
-    engines = {
-        "off": build_engine(target, EngineConfig(drafters=(), prefix_cache=False, kv_tokens=room)),
-        "on": build_engine(target, EngineConfig(drafters=drafters, prefix_cache=False, kv_tokens=room)),
-    }
-    first = questions[0].prompt_ids
-    for engine in engines.values():  # the first pass of an engine touches its memory: it counts for neither
-        _run(engine, Request(request_id="warm-up", prompt_ids=first[:8], sampling=SamplingParams(max_tokens=2)), Side())
+    off, on = engine_pair(
+        target, [question.prompt_ids for question in questions], max_tokens=sampling.max_tokens, drafters=drafters
+    )
+    engines = {"off": off, "on": on}
     for question in questions:
         comparison = Comparison(question)
         sides = {"off": comparison.off, "on": comparison.on}
@@ -114,6 +109,27 @@ def side_by_side(
                 )
                 _run(engines[name], request, side)
         yield comparison
+
+
+def engine_pair(
+    target: Target,
+    prompts: Sequence[tuple[int, ...]],
+    *,
+    max_tokens: int,
+    drafters: tuple[str, ...],
+    emit: EventSink = log_fallbacks,
+) -> tuple[Engine, Engine]:
+    """Build an engine without and one with drafters, on the same weights, warm, with room for any of the prompts."""
+    longest = max(len(prompt) for prompt in prompts) + max_tokens
+    room = max(min(longest, target.decoder.config.max_positions), _LEAST_ROOM_TOKENS)
+    off, on = (
+        build_engine(target, EngineConfig(drafters=names, prefix_cache=False, kv_tokens=room), emit=emit)
+        for names in ((), drafters)
+    )
+    warm_up = Request(request_id="warm-up", prompt_ids=prompts[0][:8], sampling=SamplingParams(max_tokens=2))
+    for engine in (off, on):  # the first pass of an engine touches its memory: it counts for neither
+        _run(engine, warm_up, Side())
+    return off, on
 
 
 def _run(engine: Engine, request: Request, side: Side) -> None:

@@ -1,0 +1,1 @@
+"""A race is fair, shows what happened, and breaks no terminal."""
