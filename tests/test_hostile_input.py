@@ -213,6 +213,9 @@ BAD_CONFIGS: list[dict[str, Any]] = [
     {"drafters": ("suffix", None)},
     {"prefix_cache": "no"},
     {"prefix_cache": 1},
+    {"weights": "int4"},
+    {"weights": None},
+    {"weights": ["int8"]},
     *(
         {name: value}
         for name in ("max_rows_per_step", "max_sequences", "max_context", "kv_tokens", "num_threads")

@@ -27,6 +27,7 @@ from understudy.compiled import jit_exact, jit_exact_parallel
 from understudy.kernels.cpu_linear import ROWS
 from understudy.kernels.simd import (
     LANES,
+    bits,
     dot,
     fma,
     has_wide_registers,
@@ -44,7 +45,6 @@ from understudy.kernels.simd import (
     store,
     store_low_bytes,
     to_floats,
-    to_integers,
     total,
 )
 
@@ -67,6 +67,9 @@ _MANY_ROWS = 16
 Vector = Any  # known to compiled code only
 
 f32 = np.float32
+_ROUND = f32(1.5 * 2**23)
+"""Added to a small number it leaves a float that ends with the bits of that number, rounded half to even."""
+_ROUND_BITS = 0x4B400000
 _INFINITE = 0x7F800000
 _LEAST = 0x0D800000
 """The bits of 2**-100: a block with nothing larger counts as zeros, since its step could not be inverted."""
@@ -208,15 +211,15 @@ def quantise(
         elif most > _LEAST:
             magnitude = np.int32(most).view(np.float32)
             step, inverse = magnitude / f32(127), f32(127) / magnitude
-        factor, zero = splat(inverse), splat(f32(0))
-        sums = to_integers(fma(load(x, at), factor, zero))
-        store_low_bytes(q, to, sums)
+        factor, rounder = splat(inverse), splat(_ROUND)
+        numbers = bits(fma(load(x, at), factor, rounder))
+        store_low_bytes(q, to, numbers)
         for i in range(LANES, BLOCK, LANES):
-            more = to_integers(fma(load(x, at + i), factor, zero))
+            more = bits(fma(load(x, at + i), factor, rounder))
             store_low_bytes(q, to + i, more)
-            sums = plus(sums, more)
+            numbers = plus(numbers, more)
         steps[block] = step
-        starts[block] = np.int32(-128) * total(sums)
+        starts[block] = np.int32(-128 * (total(numbers) - BLOCK * _ROUND_BITS))  # right in its 32 bits
 
 
 @jit_exact

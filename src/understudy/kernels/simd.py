@@ -262,16 +262,11 @@ def to_floats(typing_context, integers):
 
 
 @_intrinsic
-def to_integers(typing_context, vector):
-    """The whole numbers nearest to 16 floats, half to even; zero for NaN, the last number beyond the ends."""
+def bits(typing_context, vector):
+    """The floats' bits."""
 
     def generate(context, builder, signature, arguments):
-        rounding = ir.FunctionType(_IR, [_IR])
-        whole = cgutils.get_or_insert_function(builder.module, rounding, f"llvm.roundeven.v{LANES}f32")
-        converting = ir.FunctionType(_IR_INTS, [_IR])
-        name = f"llvm.fptosi.sat.v{LANES}i32.v{LANES}f32"
-        convert = cgutils.get_or_insert_function(builder.module, converting, name)
-        return builder.call(convert, [builder.call(whole, arguments)])
+        return builder.bitcast(arguments[0], _IR_INTS)
 
     return INTEGERS(VECTOR), generate
 

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from understudy.core.weights import WeightType
+from understudy.core.weights import WEIGHT_TYPES, WeightType
 from understudy.errors import ModelError
 from understudy.kernels.cpu import Cache, CpuKernels, PackedLinear
 from understudy.kernels.rows import Rows
@@ -55,6 +55,7 @@ class Decoder:
         `int8_output` is for models that only draft: the output layer is most of a small model, and of a target it is
         the last place where rounding should be saved.
         """
+        assert weights in WEIGHT_TYPES
         self.config = config
         self.weights = weights
         self._kernels = kernels
