@@ -63,6 +63,7 @@ MAY_USE: dict[str, tuple[str, ...]] = {
     "runtime": ("numpy",),
     "drafters": ("numpy",),
     "engine": ("numpy",),
+    "bench": ("jinja2", "plotly"),
     "parity": ("rich",),
     "train": ("numpy", "torch", "safetensors", "rich"),
     "terminal": ("rich",),
