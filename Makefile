@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo setup test test-full lint verify speed clean
+.PHONY: demo setup test test-full test-browser screenshot chromium lint verify speed clean
 
 demo: setup ## speculation on and off, side by side, on the embedded model
 	$(BIN)/understudy generate --compare
@@ -27,7 +27,17 @@ test: setup lint ## everything that must hold before a change lands
 	$(BIN)/python -m pytest -n 2
 
 test-full: setup lint ## the long form: ten times as many random cases
-	$(BIN)/python -m pytest -n 2 -m "full or not full"
+	$(BIN)/python -m pytest -n 2 -m "not browser"
+
+test-browser: $(VENV)/packages chromium ## the bench's page in a real browser
+	$(BIN)/python -m pytest -m browser
+
+screenshot: $(VENV)/packages chromium ## docs/bench.png; RECORD=FILE takes it from a record of `understudy bench --json`
+	$(BIN)/python -m tests.bench.screenshot docs/bench.png $(RECORD)
+
+chromium:
+	@command -v chromium > /dev/null || { apt-get update && apt-get install -y chromium; } || \
+	  { echo "chromium was not found and apt-get could not install it. Install chromium, then run this again."; exit 1; }
 
 lint: $(VENV)/packages
 	$(BIN)/ruff check .

@@ -78,6 +78,7 @@ MAY_USE: dict[str, tuple[str, ...]] = {
     "runtime": ("numpy", "llvmlite"),
     "drafters": ("numpy",),
     "engine": ("numpy",),
+    "bench": ("jinja2", "plotly"),
     "parity": ("rich",),
     "train": ("numpy", "torch", "safetensors", "rich"),
     "terminal": ("rich",),
