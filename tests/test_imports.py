@@ -49,7 +49,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "server": (*FOUNDATIONS, "control", "text"),  # is given a Backend and knows no engine
     "gateway": (*FOUNDATIONS, "control", "server"),
     "terminal": (*FOUNDATIONS, "bench", "parity"),
-    "cli": (*FOUNDATIONS, "text", "llm", "bench", "parity", "advise", "train", "server", "gateway", "terminal"),
+    "commands": (*FOUNDATIONS, "text", "llm", "bench", "parity", "advise", "train", "server", "gateway", "terminal"),
+    "cli": (*FOUNDATIONS, "text", "llm", "bench", "parity", "terminal", "commands"),
     "__init__": ("errors", "core", "config", "threads", "llm"),
 }
 """Folder or file of src/understudy -> what it may import. Each line names only lines above it."""
@@ -63,9 +64,11 @@ MAY_USE: dict[str, tuple[str, ...]] = {
     "runtime": ("numpy",),
     "drafters": ("numpy",),
     "engine": ("numpy",),
+    "bench": ("rich",),
     "parity": ("rich",),
     "train": ("numpy", "torch", "safetensors", "rich"),
     "terminal": ("rich",),
+    "commands": ("rich",),
     "cli": ("rich",),
 }
 """Folder or file -> packages from outside that it may use; none where it is not named. Add a line for a new need."""
