@@ -12,24 +12,27 @@ import os
 import sys
 import time
 from contextlib import suppress
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from understudy import __version__
+from understudy.commands.bench import add_bench
+from understudy.commands.result import (
+    BROKEN_PIPE,
+    DIFFERENT,
+    FAILED,
+    INTERRUPTED,
+    check_writable,
+    make_console,
+    write_json,
+)
 from understudy.config import EngineConfig
 from understudy.core.request import Output, SamplingParams
 from understudy.errors import ConfigError, InvalidRequest, UnderstudyError
 from understudy.race import command as race_command
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from understudy.bench.prompts import Prompt
 
-INTERRUPTED = 130
-BROKEN_PIPE = 141
-FAILED = 2
-DIFFERENT = 1
 DEFAULT_BUDGET_S = 600.0
 COMPARED_CLASSES = ("code", "summarization", "rag")
 
@@ -39,6 +42,7 @@ _EXAMPLES = """examples:
   understudy generate --compare
   understudy verify --budget 300 --json proof.json
   understudy race --classes code,rag
+  understudy bench --json bench.json
 """
 _GENERATE_EXAMPLES = """examples:
   understudy generate "What is a lighthouse for?"
@@ -116,6 +120,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_verify(verify)
     race = commands.add_parser("race", help=race_command.HELP, epilog=race_command.EXAMPLES, formatter_class=raw)
     race_command.add_options(race, command=_race)
+    add_bench(commands)
     return parser
 
 
@@ -157,12 +162,6 @@ def _add_verify(parser: argparse.ArgumentParser) -> None:
     add("--threads", type=int, metavar="N", help="CPU threads (default: all cores)")
 
 
-def _console(*, stderr: bool) -> Console:
-    from rich.console import Console
-
-    return Console(stderr=stderr, highlight=False)
-
-
 # ---------------------------------------------------------------------------------------------------- generate
 
 
@@ -189,7 +188,7 @@ def _answer(arguments: argparse.Namespace, prompt: Prompt, sampling: SamplingPar
     from understudy.llm import LLM
     from understudy.terminal import Waiting, loading, result_json, summary
 
-    console = _console(stderr=True)
+    console = make_console(stderr=True)
     with loading(console) as progress:
         llm = LLM(arguments.model, config=config, progress=progress)
     streams = not arguments.json and sampling.n == 1
@@ -294,7 +293,7 @@ def _compare(arguments: argparse.Namespace, sampling: SamplingParams, config: En
     else:
         own = own_prompts()
         named = {name: next(prompt for prompt in own if prompt.prompt_class == name) for name in COMPARED_CLASSES}
-    console, out = _console(stderr=True), _console(stderr=False)
+    console, out = make_console(stderr=True), make_console(stderr=False)
     with loading(console) as progress:
         target = load_target(arguments.model, num_threads=config.num_threads, progress=progress)
     questions = [Question(name, prompt_ids(prompt, target)) for name, prompt in named.items()]
@@ -324,7 +323,7 @@ def _verify(arguments: argparse.Namespace) -> int:
         value = getattr(arguments, name)
         if value is not None and value < 1:
             raise ConfigError(f"--{name.replace('_', '-')} is {value}.", "Give a whole number of at least 1.")
-    _check_writable(arguments.json)
+    check_writable(arguments.json)
 
     from understudy.assembly import load_target
     from understudy.bench.prompts import load_prompts, own_prompts
@@ -335,15 +334,15 @@ def _verify(arguments: argparse.Namespace) -> int:
     from understudy.terminal import loading
 
     prompts = load_prompts(arguments.prompts) if arguments.prompts is not None else own_prompts()
-    console = _console(stderr=True)
+    console = make_console(stderr=True)
     with loading(console) as progress:
         target = load_target(arguments.model, num_threads=arguments.threads, progress=progress)
     case_set = make_cases(prompts, target, count=arguments.num_prompts, max_tokens=arguments.max_tokens)
     settings = every_setting() if arguments.full else pairwise(every_setting())
     with progress_bar(console) as watcher:
         report = verify(target, case_set, settings, budget_s=budget_s, watcher=watcher)
-    show(report, case_set, _console(stderr=arguments.json == "-"))
-    _write_json(to_json(report, case_set, target), arguments.json)
+    show(report, case_set, make_console(stderr=arguments.json == "-"))
+    write_json(to_json(report, case_set, target), arguments.json)
     if report.interrupted:
         return INTERRUPTED
     return 0 if report.proven else DIFFERENT
@@ -356,25 +355,6 @@ def _budget(arguments: argparse.Namespace) -> float | None:
     if not (math.isfinite(budget_s) and budget_s > 0):
         raise ConfigError(f"--budget is {budget_s}.", "Give a number of seconds above 0.")
     return budget_s
-
-
-def _check_writable(place: str | None) -> None:
-    """Find out before the work whether its result can be kept."""
-    if place is None or place == "-":
-        return
-    path = Path(place)
-    if path.is_dir() or not path.parent.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise ConfigError(f"{path} cannot be written.", "Give a file in a folder that exists and can be written.")
-
-
-def _write_json(value: dict[str, Any], place: str | None) -> None:
-    if place is None:
-        return
-    written = json.dumps(value, indent=2) + "\n"
-    if place == "-":
-        sys.stdout.write(written)
-    else:
-        Path(place).write_text(written, encoding="utf-8")
 
 
 # ---------------------------------------------------------------------------------------------------- race

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Literal
 
 from understudy.errors import InvalidRequest
@@ -170,14 +171,33 @@ class SpeculationCounts:
     accepted: int = 0
     rejected: int = 0
     rows: int = 0
+    reached_by_position: list[int] = field(default_factory=list)
+    """Walks that came to each drafted position: all before it matched, and no stop or maximum cut it off."""
+    matched_by_position: list[int] = field(default_factory=list)
+    """Of those, the ones whose word at that position was drafted; they sum up to `accepted`."""
+
+    def add_walk(self, matches: Iterable[bool]) -> None:
+        """Count the drafted positions that one walk came to: whether each held the target's word."""
+        for position, matched in enumerate(matches):
+            if position == len(self.reached_by_position):
+                self.reached_by_position.append(0)
+                self.matched_by_position.append(0)
+            self.reached_by_position[position] += 1
+            self.matched_by_position[position] += matched
 
     def add(self, other: SpeculationCounts) -> None:
         """Count another one's cycles as well."""
+        self.reached_by_position = _sums(self.reached_by_position, other.reached_by_position)
+        self.matched_by_position = _sums(self.matched_by_position, other.matched_by_position)
         self.cycles += other.cycles
         self.drafted += other.drafted
         self.accepted += other.accepted
         self.rejected += other.rejected
         self.rows += other.rows
+
+
+def _sums(first: list[int], second: list[int]) -> list[int]:
+    return [a + b for a, b in zip_longest(first, second, fillvalue=0)]
 
 
 @dataclass(slots=True)

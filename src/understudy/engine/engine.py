@@ -192,6 +192,7 @@ class Engine:
             counts = sequence.counts
             counts.cycles += 1
             counts.drafted += verdict.draft.depth
+            counts.add_walk(word.node is not None for word in verdict.words[: verdict.draft.depth])
             counts.rows += len(verdict.draft)
             counts.accepted += verdict.num_accepted
             counts.rejected += verdict.num_rejected

@@ -1,0 +1,230 @@
+"""`understudy bench`: how fast, by class of prompt, with and without speculation."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from understudy.commands.bench_arguments import Settings, add_arguments, read_settings
+from understudy.commands.result import DIFFERENT, INTERRUPTED, make_console, write_json
+from understudy.errors import ConfigError
+
+if TYPE_CHECKING:
+    from understudy.bench.alternate import Measured
+    from understudy.bench.prompts import Prompt
+    from understudy.bench.record import ArmFacts
+    from understudy.bench.remote import RemoteArm
+    from understudy.bench.run import EngineArm
+    from understudy.bench.workloads import Encode, Plan, Questions
+
+_MOST_ERRORS_KEPT = 20
+NOT_THE_SAME = DIFFERENT
+"""The exit code where a word differs, and where a request failed."""
+
+
+def add_bench(commands: Any) -> None:
+    """Add the command to the parser's."""
+    parser = commands.add_parser(
+        "bench",
+        help="measure speed with and without speculation; exit code 1 if a word differs or a request fails",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.set_defaults(command=bench)
+    add_arguments(parser)
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """All that is needed to measure, and what the manifest says of it."""
+
+    arms: Sequence[EngineArm] | Sequence[RemoteArm]
+    plan: Plan
+    questions: Questions
+    subject: dict[str, Any]
+    """What is measured: a model or a server."""
+
+    @property
+    def facts(self) -> list[ArmFacts]:
+        return [arm.facts for arm in self.arms]
+
+
+def bench(arguments: argparse.Namespace) -> int:
+    """Measure, print the table, and write the record where it is wanted."""
+    settings = read_settings(arguments)
+    from understudy.bench.alternate import alternate
+    from understudy.bench.prompts import load_prompts, own_prompts
+    from understudy.bench.record import groups, row_of
+    from understudy.bench.report import progress_bar, show
+
+    write_page = _page_writer() if settings.html is not None else None
+    prompts = load_prompts(settings.prompts) if settings.prompts is not None else own_prompts()
+    started = datetime.now(UTC)
+    run = _on_server(settings, prompts) if settings.url is not None else _on_engine(settings, prompts)
+    with progress_bar(make_console(stderr=True), run.facts) as watcher:
+        measured = alternate(run.arms, run.plan, budget_s=settings.budget_s, watcher=watcher)
+    if measured.interrupted and not measured.turns:
+        return INTERRUPTED
+    rows = [row_of(group) for group in groups(measured, run.facts)]
+    manifest = _manifest(settings, run, measured, started)
+    show(rows, measured, manifest["notes"], make_console(stderr=settings.json == "-"))
+    record = {"manifest": manifest, "rows": [row.describe() for row in rows]}
+    write_json(record, settings.json)
+    if write_page is not None:
+        write_page(record, Path(settings.html or ""))
+    if measured.interrupted:
+        return INTERRUPTED
+    fine = rows and not measured.errors and all(row.identical for row in rows)
+    return 0 if fine else NOT_THE_SAME
+
+
+def _page_writer() -> Callable[[dict[str, Any], Path], None]:
+    from understudy.bench.page import write_page  # type: ignore[import-not-found, unused-ignore]
+
+    writer: Callable[[dict[str, Any], Path], None] = write_page
+    return writer
+
+
+def _on_engine(settings: Settings, prompts: Sequence[Prompt]) -> _Run:
+    """Load the model once, and build an engine around it for each arm."""
+    from understudy.bench.engines import NUMERICS, build_arms, encoder
+    from understudy.bench.record import PLAIN
+    from understudy.assembly import load_target
+    from understudy.terminal import Waiting, loading
+
+    knows_weights = "weights" in inspect.signature(load_target).parameters
+    if not knows_weights and settings.weights != "fp32":
+        raise ConfigError(f"--weights {settings.weights} is not supported.", "Choose fp32.")
+    weights: dict[str, Any] = {"weights": settings.weights} if knows_weights else {}
+    console = make_console(stderr=True)
+    with loading(console) as progress:
+        target = load_target(settings.model, num_threads=settings.threads, progress=progress, **weights)
+    questions, plan = _plan(settings, prompts, encoder(target))
+    with Waiting(console, "measuring what a row costs"):
+        arms = build_arms(target, [PLAIN, *settings.drafters], plan, weights=settings.weights)
+    subject = {
+        "model": {"name": target.name, "hash": target.source_hash},
+        "weights": settings.weights,
+        "numerics": NUMERICS,
+    }
+    return _Run(arms, plan, questions, subject)
+
+
+def _on_server(settings: Settings, prompts: Sequence[Prompt]) -> _Run:
+    """Find the server, and what it is compared with."""
+    from understudy.bench.record import DEFAULT, PLAIN, ArmFacts
+    from understudy.bench.remote import Endpoint, RemoteArm, find_model
+
+    assert settings.url is not None
+    key = os.environ[settings.api_key_env] if settings.api_key_env is not None else None
+    endpoints = {DEFAULT: Endpoint(settings.url, key)}
+    if settings.plain_by_field:
+        endpoints = {PLAIN: Endpoint(settings.url, key, {"speculation": {"enabled": False}}), **endpoints}
+    elif settings.baseline_url is not None:
+        endpoints = {PLAIN: Endpoint(settings.baseline_url, key), **endpoints}
+    arms = [
+        RemoteArm(ArmFacts(name), endpoint, find_model(endpoint, settings.model))
+        for name, endpoint in endpoints.items()
+    ]
+    questions, plan = _plan(settings, prompts, lambda prompt: ())
+    subject = {
+        "model": {"name": arms[-1].model, "hash": None},
+        "weights": "unknown",
+        "numerics": "unknown",
+        "urls": {name: endpoint.url for name, endpoint in endpoints.items()},
+    }
+    return _Run(arms, plan, questions, subject)
+
+
+def _plan(settings: Settings, prompts: Sequence[Prompt], encode: Encode) -> tuple[Questions, Plan]:
+    """Choose the questions, and when they arrive."""
+    from understudy.bench.arrivals import Poisson, Recorded, read_trace
+    from understudy.bench.workloads import Plan, choose, follow_trace
+
+    questions = choose(
+        prompts,
+        encode,
+        max_tokens=settings.max_tokens,
+        seed=settings.seed,
+        classes=settings.classes,
+        per_class=settings.num_prompts,
+    )
+    times: Poisson | Recorded | None = None
+    if settings.rate is not None:
+        times = Poisson(settings.rate, settings.num_requests, settings.seed)
+    elif settings.trace is not None:
+        lines = read_trace(settings.trace, unit=settings.trace_unit, count=settings.num_requests)
+        questions = follow_trace(lines, questions, encode)
+        times = Recorded([line.time_s for line in lines])
+    plan = Plan(
+        questions=questions.by_class,
+        temperatures=settings.temperatures,
+        concurrencies=settings.concurrencies,
+        arrival_times=times,
+    )
+    return questions, plan
+
+
+def _manifest(settings: Settings, run: _Run, measured: Measured, started: datetime) -> dict[str, Any]:
+    from understudy.bench.engines import drafters_of
+    from understudy.bench.manifest import DEFINITIONS, commit, hardware, prompts_hash, versions
+    from understudy.bench.record import cycle_time_of, groups, samples_of
+
+    found = list(groups(measured, run.facts))
+    cycle_times = [cycle_time_of(group) for group in found]
+    questions = run.plan.all_questions
+    return {
+        "started": started.isoformat(timespec="seconds"),
+        "duration_s": round(measured.seconds, 3),
+        "rounds": measured.num_rounds,
+        "requests": measured.num_requests,
+        "interrupted": measured.interrupted,
+        **run.subject,
+        "drafters": {name: drafters_of(name) for name in settings.drafters} if settings.url is None else None,
+        "prompts": {
+            "source": settings.prompts or "own",
+            "sha256": prompts_hash(question.prompt for question in questions),
+            "by_class": {name: len(row) for name, row in run.plan.questions.items()},
+            "left_out": run.questions.num_left_out,
+        },
+        "seeds": {"words_and_arrivals": settings.seed},
+        "settings": settings.describe(),
+        "hardware": hardware(),
+        "versions": versions(),
+        "commit": commit(),
+        "definitions": DEFINITIONS,
+        "errors": {"count": len(measured.errors), "messages": measured.errors[:_MOST_ERRORS_KEPT]},
+        "notes": _notes(settings, run, measured),
+        "cycle_time": [value for value in cycle_times if value is not None],
+        "samples": [samples_of(group) for group in found],
+    }
+
+
+def _notes(settings: Settings, run: _Run, measured: Measured) -> list[str]:
+    """Say what a reader of the numbers must know."""
+    notes = [note for arm in run.arms for note in _arm_notes(arm)]
+    if run.questions.num_left_out:
+        notes.append(f"{run.questions.num_left_out} prompts do not fit in the model's context and were left out.")
+    if measured.num_rounds <= 1:
+        notes.append("There was a single round: the interval of a class's speed-up is the point itself.")
+    if measured.interrupted:
+        notes.append("The run was interrupted; what was measured until then is here.")
+    if measured.errors:
+        notes.append("Turns in which a request failed are left out under every arm.")
+    if settings.url is not None and len(run.arms) == 1:
+        notes.append("There is no baseline: no speed-up, and `identical` compares repetitions.")
+    return notes
+
+
+def _arm_notes(arm: EngineArm | RemoteArm) -> list[str]:
+    from understudy.bench.remote import RemoteArm
+
+    if isinstance(arm, RemoteArm):
+        return sorted(arm.notes)
+    return [f"{arm.name}: {text}" for text in dict.fromkeys(arm.listener.fallbacks)]

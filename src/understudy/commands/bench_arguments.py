@@ -1,0 +1,216 @@
+"""The arguments of `understudy bench`, and what they mean once they are checked."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from understudy.commands.result import check_writable
+from understudy.config import DRAFTERS, EngineConfig
+from understudy.core.request import SamplingParams
+from understudy.errors import ConfigError
+
+DEFAULT_BUDGET_S = 600.0
+DEFAULT_NUM_REQUESTS = 16
+MAX_SEED = 2**63
+"""Questions count on from it, and must stay below the engine's own limit."""
+_MOST_AT_ONCE = 4096
+
+_EXAMPLES = """examples:
+  understudy bench
+  understudy bench --budget 300 --json bench.json --html bench.html
+  understudy bench path/to/model --drafter default --drafter suffix+ngram --concurrency 1,4,8
+  understudy bench --arrivals poisson --rate 0.5 --classes chat,code
+  understudy bench --url http://localhost:8000/v1 --baseline-url http://localhost:8001/v1
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """A run as it was asked for, checked."""
+
+    model: str | None
+    url: str | None
+    baseline_url: str | None
+    plain_by_field: bool
+    api_key_env: str | None
+    drafters: tuple[str, ...]
+    """Names of the arms beside the baseline."""
+    weights: str
+    threads: int | None
+    prompts: str | None
+    classes: tuple[str, ...]
+    num_prompts: int | None
+    max_tokens: int
+    temperatures: tuple[float, ...]
+    concurrencies: tuple[int, ...]
+    """Not used in an open loop."""
+    arrivals: Literal["closed", "poisson", "trace"]
+    rate: float | None
+    trace: str | None
+    trace_unit: Literal["ms", "s"]
+    num_requests: int
+    """Of one sequence of arrivals."""
+    seed: int
+    budget_s: float
+    json: str | None
+    html: str | None
+
+    def describe(self) -> dict[str, Any]:
+        """Put it into plain values; where results go is nobody's business."""
+        return {name: value for name, value in asdict(self).items() if name not in ("json", "html")}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
+    parser.epilog = _EXAMPLES
+    _add_work(parser.add_argument_group("what is asked").add_argument)
+    _add_arms(parser)
+    add = parser.add_argument_group("results").add_argument
+    add("--budget", type=float, default=DEFAULT_BUDGET_S, metavar="S", help="seconds to spend (default: 600)")
+    add("--json", metavar="OUT", help="write the record to this file; - for the standard output")
+    add("--html", metavar="OUT", help="write the record as a page")
+
+
+def _add_work(add: Callable[..., Any]) -> None:
+    add("--prompts", metavar="FILE", help="JSON lines with prompt, messages or turns (default: our own)")
+    add("--classes", metavar="LIST", help="only these classes, with commas between")
+    add("--num-prompts", type=int, metavar="N", help="prompts of each class (default: all)")
+    add("--max-tokens", type=int, default=128, metavar="N", help="longest answer (default: 128)")
+    add("--temperature", default="0", metavar="LIST", help="one or several, with commas between (default: 0)")
+    add("--concurrency", metavar="LIST", help="requests at once, one or several numbers (default: 1)")
+    add("--arrivals", choices=("closed", "poisson", "trace"), default="closed", help="default: closed")
+    add("--rate", type=float, metavar="R", help="requests per second of --arrivals poisson")
+    add("--trace", metavar="FILE", help="JSON lines with a timestamp, for --arrivals trace")
+    add("--trace-unit", choices=("ms", "s"), default="ms", help="unit of the timestamps (default: ms)")
+    add("--num-requests", type=int, metavar="N", help="requests of an open loop's sequence (default: 16)")
+    add("--seed", type=int, default=0, metavar="N", help="of words and arrivals (default: 0)")
+
+
+def _add_arms(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("place", nargs="?", metavar="MODEL", help="a folder or a GGUF file (default: the embedded one)")
+    parser.add_argument("--model", metavar="M", help="the same; with --url the name of the model there")
+    add = parser.add_argument_group("our engine").add_argument
+    names = ", ".join(("default", *DRAFTERS))
+    add("--drafter", action="append", metavar="NAME", help=f"{names}, or several with + between; may be repeated")
+    add("--threads", type=int, metavar="N", help="CPU threads (default: all cores)")
+    add("--weights", choices=("fp32", "int8"), help="how weights are stored (default: fp32)")
+    add = parser.add_argument_group("a server with OpenAI's interface").add_argument
+    add("--url", metavar="URL", help="measure this server, as in http://localhost:8000/v1")
+    add("--baseline-url", metavar="URL", help="the same model without speculation, to compare with")
+    add("--plain-by-field", action="store_true", help='baseline: the same URL with "speculation": {"enabled": false}')
+    add("--api-key-env", metavar="VAR", help="environment variable that holds the key")
+
+
+def read_settings(arguments: argparse.Namespace) -> Settings:
+    """Check everything that can be checked before a model is loaded."""
+    _check_numbers(arguments)
+    _check_combinations(arguments)
+    _check_arrivals(arguments)
+    temperatures = tuple(_numbers(arguments.temperature, float, "temperature"))
+    for temperature in temperatures:
+        SamplingParams(temperature=temperature, max_tokens=arguments.max_tokens)
+    check_writable(arguments.json)
+    if arguments.html == "-":
+        raise ConfigError("--html needs the name of a file.", "Give one.")
+    check_writable(arguments.html)
+    return Settings(
+        model=arguments.place if arguments.place is not None else arguments.model,
+        url=arguments.url,
+        baseline_url=arguments.baseline_url,
+        plain_by_field=arguments.plain_by_field,
+        api_key_env=arguments.api_key_env,
+        drafters=_drafters(arguments.drafter or ["default"]),
+        weights=arguments.weights or "fp32",
+        threads=arguments.threads,
+        prompts=arguments.prompts,
+        classes=tuple(_words(arguments.classes)),
+        num_prompts=arguments.num_prompts,
+        max_tokens=arguments.max_tokens,
+        temperatures=temperatures,
+        concurrencies=_concurrencies(arguments.concurrency),
+        arrivals=arguments.arrivals,
+        rate=arguments.rate,
+        trace=arguments.trace,
+        trace_unit=arguments.trace_unit,
+        num_requests=arguments.num_requests or DEFAULT_NUM_REQUESTS,
+        seed=arguments.seed,
+        budget_s=arguments.budget,
+        json=arguments.json,
+        html=arguments.html,
+    )
+
+
+def _check_numbers(arguments: argparse.Namespace) -> None:
+    for name in ("num_prompts", "max_tokens", "threads", "num_requests"):
+        value = getattr(arguments, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"--{name.replace('_', '-')} is {value}.", "Give a whole number of at least 1.")
+    for name in ("budget", "rate"):
+        value = getattr(arguments, name)
+        if value is not None and not (math.isfinite(value) and value > 0):
+            raise ConfigError(f"--{name} is {value}.", "Give a number above 0.")
+    if not 0 <= arguments.seed <= MAX_SEED:
+        raise ConfigError(f"--seed is {arguments.seed}.", f"Give a whole number from 0 to {MAX_SEED}.")
+
+
+def _check_combinations(arguments: argparse.Namespace) -> None:
+    if arguments.place is not None and (arguments.model is not None or arguments.url is not None):
+        other = "--model" if arguments.model is not None else "--url"
+        raise ConfigError(f"MODEL and {other} contradict each other.", "Give one of the two.")
+    with_url, without_url = ("baseline_url", "plain_by_field", "api_key_env"), ("drafter", "threads", "weights")
+    for name in without_url if arguments.url is not None else with_url:
+        if getattr(arguments, name):
+            option = f"--{name.replace('_', '-')}"
+            where = "on our own engine" if arguments.url is not None else "with --url"
+            raise ConfigError(f"{option} has a meaning only {where}.", "Leave it out.")
+    if arguments.baseline_url is not None and arguments.plain_by_field:
+        raise ConfigError("--baseline-url and --plain-by-field contradict each other.", "Give one of the two.")
+    if arguments.api_key_env is not None and not os.environ.get(arguments.api_key_env):
+        raise ConfigError(f"The environment variable {arguments.api_key_env} is not set.", "Set it to the key.")
+
+
+def _check_arrivals(arguments: argparse.Namespace) -> None:
+    kind = arguments.arrivals
+    for name, wanted in (("rate", "poisson"), ("trace", "trace")):
+        given = getattr(arguments, name) is not None
+        if given != (kind == wanted):
+            raise ConfigError(f"--{name} and --arrivals {wanted} belong together.", "Give both or none.")
+    if kind == "closed" and arguments.num_requests is not None:
+        raise ConfigError("--num-requests has a meaning only in an open loop.", "Leave it out.")
+    if kind != "closed" and arguments.concurrency is not None:
+        raise ConfigError("--concurrency has a meaning only with closed arrivals.", "Leave it out.")
+
+
+def _drafters(names: list[str]) -> tuple[str, ...]:
+    for name in names:
+        if name != "default":
+            EngineConfig(drafters=tuple(name.split("+")))
+    return tuple(dict.fromkeys(names))
+
+
+def _concurrencies(written: str | None) -> tuple[int, ...]:
+    found = tuple(_numbers(written or "1", int, "concurrency"))
+    wrong = [number for number in found if not 1 <= number <= _MOST_AT_ONCE]
+    if wrong:
+        raise ConfigError(f"--concurrency is {wrong[0]}.", f"Give whole numbers from 1 to {_MOST_AT_ONCE}.")
+    return found
+
+
+def _numbers(written: str, kind: Callable[[str], Any], name: str) -> list[Any]:
+    try:
+        found = [kind(word) for word in _words(written)]
+    except ValueError:
+        found = []
+    if not found:
+        raise ConfigError(f"--{name} is {written!r}.", "Give a number, or several with commas between.")
+    return found
+
+
+def _words(written: str | None) -> list[str]:
+    words = [word.strip() for word in (written or "").split(",")]
+    return list(dict.fromkeys(word for word in words if word))

@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from tests.bench.made_up import question, unit
+from tests.tiny_models import write_tiny_model
+from understudy.bench.arrivals import Closed, Recorded, Timed
+from understudy.bench.engines import build_arms, drafters_of, encoder, room_tokens, weight_bytes
+from understudy.bench.prompts import Prompt
+from understudy.bench.run import serve
+from understudy.bench.workloads import Plan, Unit, choose
+from understudy.config import EngineConfig
+from understudy.core.request import Output, Request, SpeculationCounts
+from understudy.assembly import Target, load_target
+
+TEXTS = (
+    "the cat and the dog and the other one went there then, the cat and the dog",
+    "one two three one two three one two three four",
+    "and the dog and the cat and the dog and the cat went home then",
+)
+
+
+@dataclass
+class FakeSequence:
+    counts: SpeculationCounts
+
+
+@dataclass
+class FakeEngine:
+    """Says one token of every request per step, four in all, and a step takes a second."""
+
+    now_s: float = 0.0
+    step_s: float = 1.0
+    said: dict[str, int] = field(default_factory=dict)
+    slept: list[float] = field(default_factory=list)
+    most_at_once: int = 0
+    requests: list[Request] = field(default_factory=list)
+
+    def submit(self, request: Request) -> list[FakeSequence]:
+        self.requests.append(request)
+        self.said[request.request_id] = 0
+        return [FakeSequence(SpeculationCounts(cycles=4))]
+
+    def step(self) -> list[Output]:
+        self.now_s += self.step_s
+        self.most_at_once = max(self.most_at_once, len(self.said))
+        outputs = []
+        for name in list(self.said):
+            self.said[name] += 1
+            ended = self.said[name] == 4
+            outputs.append(Output(name, 0, (self.said[name],), "x", finish_reason="length" if ended else None))
+            if ended:
+                del self.said[name]
+        return outputs
+
+    def clock(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now_s += seconds
+
+    def serve(self, work: Unit) -> list[tuple[float, float, float]]:
+        """Arrival, first token and end of each answer."""
+        answers = serve(self, work, clock=self.clock, sleep=self.sleep)  # type: ignore[arg-type]
+        assert [answer.text for answer in answers] == ["xxxx"] * len(work.questions)
+        assert [answer.token_ids for answer in answers] == [(1, 2, 3, 4)] * len(work.questions)
+        assert all(answer.first_s is not None for answer in answers)
+        return [(answer.arrived_s, answer.first_s or 0.0, answer.ended_s) for answer in answers]
+
+
+def work(count: int, arrivals: Closed | Timed) -> Unit:
+    questions = tuple(question(f"code-{i}") for i in range(count))
+    return unit(questions=questions, arrivals=arrivals)
+
+
+def test_a_closed_loop_keeps_so_many_running() -> None:
+    engine = FakeEngine(now_s=100.0)
+    assert engine.serve(work(3, Closed(2))) == [(0.0, 1.0, 4.0), (0.0, 1.0, 4.0), (4.0, 5.0, 8.0)]
+    assert engine.most_at_once == 2
+    assert engine.slept == []
+
+
+def test_an_open_loop_counts_from_when_a_request_was_due() -> None:
+    """The second is due within a step: what it waits for that step to end is its own waiting time."""
+    engine = FakeEngine(now_s=100.0)
+    assert engine.serve(work(3, Timed((0.0, 0.25, 9.0)))) == [(0.0, 1.0, 4.0), (0.25, 2.0, 5.0), (9.0, 10.0, 13.0)]
+    assert engine.slept == [4.0]
+    assert engine.most_at_once == 2
+
+
+# ------------------------------------------------------------------------------------------------ a real engine
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
+    return load_target(write_tiny_model(tmp_path_factory.mktemp("bench") / "tiny"), num_threads=1)
+
+
+def plan_for(target: Target, **options: object) -> Plan:
+    prompts = [Prompt("chat", text=text) for text in TEXTS]
+    chosen = choose(prompts, encoder(target), max_tokens=24, seed=1)
+    return Plan(questions=chosen.by_class, temperatures=(0.0,), **options)  # type: ignore[arg-type]
+
+
+def test_arms_say_the_same_words_and_tell_what_they_did(target: Target) -> None:
+    plan = plan_for(target, concurrencies=(3,))
+    plain, default = build_arms(target, ["plain", "default"], plan, weights="fp32")
+    (here,) = plan.round(0)
+    served = {}
+    for arm in (plain, default):
+        arm.warm_up(here)
+        served[arm.name] = arm.serve(here)
+    assert [a.said for a in served["plain"].answers] == [a.said for a in served["default"].answers]
+    counts = {name: SpeculationCounts() for name in served}
+    for name, result in served.items():
+        for answer in result.answers:
+            assert answer.counts is not None
+            assert answer.ttft_ms is not None
+            assert 0 < answer.ttft_ms <= answer.request_ms
+            counts[name].add(answer.counts)
+        assert result.num_tokens == sum(len(a.token_ids or ()) for a in result.answers) > 3
+        assert 0 < result.steps.forward_s < result.busy_s
+    assert counts["plain"].drafted == 0
+    assert counts["default"].drafted > 0
+    assert counts["default"].cycles < counts["plain"].cycles
+    assert served["default"].steps.num_steps < served["plain"].steps.num_steps
+
+
+def test_a_repetition_finds_nothing_of_the_one_before(target: Target) -> None:
+    """Neither a learned answer, as every request is another tenant's, nor a cached prefix."""
+    plan = plan_for(target, concurrencies=(3,))
+    engine = FakeEngine()
+    for number in range(2):
+        (here,) = plan.round(number)
+        engine.serve(here)
+    assert len({request.prompt_ids for request in engine.requests}) == 3
+    assert len({request.tenant for request in engine.requests}) == 6
+    (arm,) = build_arms(target, ["default"], plan, weights="fp32")
+    assert not arm.engine.config.prefix_cache
+
+
+def test_names_of_arms() -> None:
+    assert drafters_of("plain") == ()
+    assert drafters_of("default") == EngineConfig().drafters
+    assert drafters_of("suffix+ngram") == ("suffix", "ngram")
+
+
+def test_memory_by_hand(target: Target) -> None:
+    """304 tokens of 64, two layers of q 64, k and v 32, o 64, three of 128, norms; fp32."""
+    layer = 64 * (64 + 32 + 32 + 64) + 3 * 64 * 128 + 2 * 64
+    assert weight_bytes(target) == getattr(target, "num_bytes", 4 * (304 * 64 + 2 * layer + 64))
+    plan = plan_for(target, concurrencies=(1, 64))
+    room = room_tokens(target, plan)
+    longest = max(len(q.prompt_ids) for q in plan.all_questions) + 24
+    assert room % target.page_tokens == 0
+    assert room >= 64 * longest
+    (arm,) = build_arms(target, ["plain"], plan, weights="fp32")
+    assert arm.facts.memory.kv == room * target.kv_bytes_per_token
+    assert arm.facts.memory.draft == 0
+
+
+def test_room_has_its_limits(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("understudy.bench.engines._MOST_ROOM_BYTES", 4000 * target.kv_bytes_per_token)
+    plan = plan_for(target, arrival_times=Recorded([0.0] * 500))
+    assert 4000 <= room_tokens(target, plan) < 4000 + 2 * target.page_tokens
+
+
+def test_too_long_a_prompt_is_none(target: Target) -> None:
+    assert encoder(target)(Prompt(text="cat " * 2000)) is None
+    assert encoder(target)(Prompt(text="cat"))
