@@ -59,7 +59,7 @@ MAY_USE: dict[str, tuple[str, ...]] = {
     "text": ("tokenizers", "jinja2"),
     "sampling": ("numpy",),
     "kernels": ("numpy", "numba", "llvmlite", "torch"),
-    "models": ("numpy", "torch", "safetensors", "gguf"),
+    "models": ("numpy", "torch", "safetensors", "gguf", "huggingface_hub"),
     "runtime": ("numpy",),
     "drafters": ("numpy",),
     "engine": ("numpy",),

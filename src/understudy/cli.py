@@ -124,7 +124,7 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
         metavar="PROMPT",
         help="the prompt; - reads the standard input, and so does nothing, but for --compare",
     )
-    add("--model", metavar="M", help="a folder or a GGUF file (default: the embedded model)")
+    add("--model", metavar="M", help="a folder, a GGUF file or hub:owner/name (default: the embedded model)")
     add("--no-speculation", action="store_true", help="use no drafter at all")
     add("--temperature", type=float, default=0.0, metavar="T", help="0 takes the likeliest word (default: 0)")
     add("--top-p", type=float, default=1.0, metavar="P", help="keep the likeliest words up to this probability")
@@ -143,7 +143,12 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
 def _add_verify(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=_verify)
     add = parser.add_argument
-    add("model", nargs="?", metavar="MODEL", help="a folder or a GGUF file (default: the embedded model)")
+    add(
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="a folder, a GGUF file or hub:owner/name (default: the embedded model)",
+    )
     add("--prompts", metavar="FILE", help="JSON lines with prompt, messages or turns (default: our own)")
     add("--json", metavar="OUT", help="write the whole report to this file; - for the standard output")
     add("--budget", type=float, metavar="S", help=f"seconds to spend (default: {DEFAULT_BUDGET_S:g}; with --full none)")
@@ -186,7 +191,7 @@ def _answer(arguments: argparse.Namespace, prompt: Prompt, sampling: SamplingPar
     from understudy.terminal import Waiting, loading, result_json, summary
 
     console = _console(stderr=True)
-    with loading(console) as progress:
+    with loading(console, arguments.model) as progress:
         llm = LLM(arguments.model, config=config, progress=progress)
     streams = not arguments.json and sampling.n == 1
     with Waiting(console, "reading the prompt") as waiting:
@@ -291,7 +296,7 @@ def _compare(arguments: argparse.Namespace, sampling: SamplingParams, config: En
         own = own_prompts()
         named = {name: next(prompt for prompt in own if prompt.prompt_class == name) for name in COMPARED_CLASSES}
     console, out = _console(stderr=True), _console(stderr=False)
-    with loading(console) as progress:
+    with loading(console, arguments.model) as progress:
         target = load_target(arguments.model, num_threads=config.num_threads, progress=progress)
     questions = [Question(name, prompt_ids(prompt, target)) for name, prompt in named.items()]
     if sampling.seed is None:
@@ -332,7 +337,7 @@ def _verify(arguments: argparse.Namespace) -> int:
 
     prompts = load_prompts(arguments.prompts) if arguments.prompts is not None else own_prompts()
     console = _console(stderr=True)
-    with loading(console) as progress:
+    with loading(console, arguments.model) as progress:
         target = load_target(arguments.model, num_threads=arguments.threads, progress=progress)
     case_set = make_cases(prompts, target, count=arguments.num_prompts, max_tokens=arguments.max_tokens)
     settings = every_setting() if arguments.full else pairwise(every_setting())

@@ -65,7 +65,7 @@ def load_target(
     emit: EventSink = log_fallbacks,
     progress: Callable[[int, int], None] | None = None,
 ) -> Target:
-    """Load a model: a folder, a GGUF file, or None for the embedded one."""
+    """Load a model: a folder, a GGUF file, `hub:owner/name`, or None for the embedded one."""
     loaded = load_model(model, progress=progress)
     kernels = CpuKernels(num_threads=num_threads)
     decoder = Decoder(loaded.config, loaded.tensors, kernels)

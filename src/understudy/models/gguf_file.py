@@ -1,7 +1,7 @@
 """One GGUF file opened for reading: its metadata as plain values, its tensors as fp32 under Hugging Face names.
 
 Llama files keep q and k with the two halves of each rotary pair side by side, where Hugging Face keeps them half a
-head apart; `tensor` undoes it, so that one decoder serves both. Qwen2 files are not permuted.
+head apart; `tensor` undoes it, so that one decoder serves both. Qwen files are not permuted.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ _PER_LAYER = {
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
     "attn_output": "self_attn.o_proj",
     "ffn_norm": "post_attention_layernorm",
     "ffn_gate": "mlp.gate_proj",

@@ -20,7 +20,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from understudy.errors import ModelError
-from understudy.models.config import ROPE_SUPPORTED, ModelConfig, RopeScaling
+from understudy.models.config import ModelConfig
+from understudy.models.rope_scaling import ROPE_SUPPORTED, RopeScaling
 from understudy.models.rotary import inverse_frequencies, llama3_divisors
 from understudy.text.tokenizer import Tokenizer
 
@@ -66,6 +67,9 @@ def expected_tensors(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]
             yield f"{prefix}.self_attn.{name}.weight", (rows, hidden)
             if config.attention_bias:
                 yield f"{prefix}.self_attn.{name}.bias", (rows,)
+        if config.head_norms:
+            yield f"{prefix}.self_attn.q_norm.weight", (config.head_dim,)
+            yield f"{prefix}.self_attn.k_norm.weight", (config.head_dim,)
         yield f"{prefix}.self_attn.o_proj.weight", (hidden, q_size)
         yield f"{prefix}.post_attention_layernorm.weight", (hidden,)
         yield f"{prefix}.mlp.gate_proj.weight", (inner, hidden)
@@ -101,7 +105,7 @@ def load_folder(path: str | Path, *, source_hash: str | None = None) -> LoadedMo
 
 
 def load_gguf(path: str | Path, *, progress: Progress | None = None) -> LoadedModel:
-    """Load a GGUF file of the llama or qwen2 architecture, dequantised to fp32."""
+    """Load a GGUF file of the llama, qwen2 or qwen3 architecture, dequantised to fp32."""
     from understudy.models.gguf_file import GgufFile, hugging_face_name  # a cached or plain folder needs no gguf
 
     file = Path(path)
