@@ -65,7 +65,7 @@ MAY_USE: dict[str, tuple[str, ...]] = {
     "text": ("numpy", "tokenizers", "jinja2"),
     "sampling": ("numpy",),
     "kernels": ("numpy", "numba", "llvmlite", "torch"),
-    "models": ("numpy", "torch", "safetensors", "gguf"),
+    "models": ("numpy", "torch", "safetensors", "gguf", "huggingface_hub"),
     "runtime": ("numpy", "llvmlite"),
     "drafters": ("numpy",),
     "engine": ("numpy",),

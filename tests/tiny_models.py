@@ -7,6 +7,7 @@ model = load_folder(folder)
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,6 +29,9 @@ TRAINING_TEXT = [
 ]
 
 
+TinyArchitecture = Literal["llama", "mistral", "qwen2", "qwen3"]
+
+
 def tiny_tokenizer() -> tokenizers.Tokenizer:
     """Train a byte-level BPE of 3 special tokens, 256 bytes and about 40 merges; always the same one."""
     backend = tokenizers.Tokenizer(models.BPE())
@@ -43,9 +47,9 @@ def tiny_tokenizer() -> tokenizers.Tokenizer:
     return backend
 
 
-def tiny_config(architecture: Literal["llama", "qwen2"] = "llama", **overrides: Any) -> dict[str, Any]:
+def tiny_config(architecture: TinyArchitecture = "llama", **overrides: Any) -> dict[str, Any]:
     """Give the config.json that transformers would write for a tiny model."""
-    from transformers import LlamaConfig, Qwen2Config
+    from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
     values: dict[str, Any] = {
         "vocab_size": VOCAB_SIZE,
@@ -60,9 +64,11 @@ def tiny_config(architecture: Literal["llama", "qwen2"] = "llama", **overrides: 
         "tie_word_embeddings": True,
         "bos_token_id": 1,
         "eos_token_id": 2,
+        **({"sliding_window": None} if architecture == "mistral" else {}),
         **overrides,
     }
-    config_class = {"llama": LlamaConfig, "qwen2": Qwen2Config}[architecture]
+    classes = {"llama": LlamaConfig, "mistral": MistralConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
+    config_class: Any = classes[architecture]
     config: dict[str, Any] = json.loads(config_class(**values).to_json_string(use_diff=False))
     config["model_type"] = architecture
     return config
@@ -93,6 +99,8 @@ def tiny_tensors(config: dict[str, Any], *, seed: int = 0) -> dict[str, torch.Te
             tensors[f"{prefix}.{name}.weight"] = drawn(rows, columns, scale=columns**-0.5)
             if config["model_type"] == "qwen2" and name[-6:] in ("q_proj", "k_proj", "v_proj"):
                 tensors[f"{prefix}.{name}.bias"] = drawn(rows, scale=0.1)
+        for name in ("q_norm", "k_norm") if config["model_type"] == "qwen3" else ():
+            tensors[f"{prefix}.self_attn.{name}.weight"] = 1.0 + drawn(head_dim, scale=0.3)
         for name in ("input_layernorm", "post_attention_layernorm"):
             tensors[f"{prefix}.{name}.weight"] = 1.0 + drawn(hidden, scale=0.1)
     tensors["model.norm.weight"] = 1.0 + drawn(hidden, scale=0.1)
@@ -103,7 +111,7 @@ def tiny_tensors(config: dict[str, Any], *, seed: int = 0) -> dict[str, torch.Te
 
 def write_tiny_model(
     folder: Path,
-    architecture: Literal["llama", "qwen2"] = "llama",
+    architecture: TinyArchitecture = "llama",
     *,
     seed: int = 0,
     sharded: bool = False,
@@ -137,7 +145,7 @@ def _write_shards(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
 
 
 def write_tiny_gguf(folder: Path, path: Path, *, quantized: bool = False, **metadata: Any) -> Path:
-    """Write the GGUF twin of a tiny folder, as llama.cpp's converter would: q and k of llama are permuted.
+    """Write the GGUF twin of a tiny folder, as llama.cpp's converter would: q and k of llama and mistral are permuted.
 
     `metadata` adds or replaces fields; write a dot in a name as two underscores. `quantized` stores matrices as Q8_0.
     """
@@ -145,7 +153,7 @@ def write_tiny_gguf(folder: Path, path: Path, *, quantized: bool = False, **meta
     from safetensors.torch import load_file
 
     config = json.loads((folder / "config.json").read_text())
-    architecture = config["model_type"]
+    architecture = _gguf_architecture(config)
     writer = gguf.GGUFWriter(path, architecture)
     for name, value in (_gguf_fields(folder, config) | _dotted(metadata)).items():
         if name != "general.architecture":  # the writer has written it
@@ -163,6 +171,10 @@ def write_tiny_gguf(folder: Path, path: Path, *, quantized: bool = False, **meta
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def _gguf_architecture(config: dict[str, Any]) -> str:
+    return "llama" if config["model_type"] == "mistral" else str(config["model_type"])
 
 
 def _dotted(metadata: dict[str, Any]) -> dict[str, Any]:
@@ -183,7 +195,7 @@ def _gguf_fields(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
     tokens += [f"[unused{place}]" for place in range(len(tokens), config["vocab_size"])]
     unused = 5
     kinds = [3 if token in SPECIAL_TOKENS else unused if token.startswith("[unused") else 1 for token in tokens]
-    prefix = config["model_type"]
+    prefix = _gguf_architecture(config)
     return {
         f"{prefix}.block_count": config["num_hidden_layers"],
         f"{prefix}.context_length": config["max_position_embeddings"],
@@ -192,7 +204,10 @@ def _gguf_fields(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
         f"{prefix}.attention.head_count": config["num_attention_heads"],
         f"{prefix}.attention.head_count_kv": config["num_key_value_heads"],
         f"{prefix}.attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
+        f"{prefix}.attention.key_length": config.get("head_dim"),
+        f"{prefix}.attention.sliding_window": config.get("sliding_window"),
         f"{prefix}.rope.freq_base": config["rope_parameters"]["rope_theta"],
+        **_gguf_yarn_fields(prefix, config["rope_parameters"]),
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "gpt-2",
         "tokenizer.ggml.tokens": tokens,
@@ -203,6 +218,23 @@ def _gguf_fields(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
         "tokenizer.ggml.add_bos_token": False,
         "tokenizer.chat_template": CHAT_TEMPLATE,
     }
+
+
+def _gguf_yarn_fields(prefix: str, rope: dict[str, Any]) -> dict[str, Any]:
+    """What a converter keeps of yarn; a factor on cos and sin of its own is kept as a multiple of the paper's."""
+    if rope["rope_type"] != "yarn":
+        return {}
+    paper = 1.0 + 0.1 * math.log(rope["factor"])
+    own = rope.get("attention_factor")
+    fields = {
+        "type": "yarn",
+        "factor": rope["factor"],
+        "original_context_length": rope["original_max_position_embeddings"],
+        "attn_factor": None if own is None else own / paper,
+        "yarn_beta_fast": rope.get("beta_fast"),
+        "yarn_beta_slow": rope.get("beta_slow"),
+    }
+    return {f"{prefix}.rope.scaling.{name}": value for name, value in fields.items()}
 
 
 def _gguf_name(name: str) -> str:

@@ -86,7 +86,7 @@ def load_target(
     emit: EventSink = log_fallbacks,
     progress: Callable[[int, int], None] | None = None,
 ) -> Target:
-    """Load a model (a folder, a GGUF file, a name on the hub, None for the embedded one), and a draft for it."""
+    """Load a model (a folder, a GGUF file, `hub:owner/name`, None for the embedded one), and a draft for it."""
     loaded = load_model(model, progress=progress)
     kernels = CpuKernels(num_threads=num_threads)
     decoder = Decoder(loaded.config, loaded.tensors, kernels, weights=weights)

@@ -363,10 +363,10 @@ def _budget(arguments: argparse.Namespace) -> float | None:
 def _race(arguments: argparse.Namespace) -> int:
     """Run the race, and write its table where it is wanted."""
     config = EngineConfig(drafters=_drafters(arguments), num_threads=arguments.threads)
-    _check_writable(arguments.json)
-    screen = _console(stderr=arguments.json == "-")
-    outcome = race_command.race(arguments, config, screen=screen, errors=_console(stderr=True))
-    _write_json(outcome.describe(), arguments.json)
+    check_writable(arguments.json)
+    screen = make_console(stderr=arguments.json == "-")
+    outcome = race_command.race(arguments, config, screen=screen, errors=make_console(stderr=True))
+    write_json(outcome.describe(), arguments.json)
     if outcome.interrupted:
         return INTERRUPTED
     if not outcome.is_same:

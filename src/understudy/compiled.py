@@ -23,6 +23,7 @@ _PACKAGE = Path(__file__).parent
 _SOURCES = (
     "compiled.py",
     "kernels/simd.py",
+    "kernels/cpu_attention.py",
     "kernels/cpu_ops.py",
     "kernels/cpu_linear.py",
     "kernels/cpu_int8.py",

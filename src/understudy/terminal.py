@@ -20,16 +20,20 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def loading(console: Console) -> Iterator[Callable[[int, int], None]]:
-    """Show that a model is being loaded; the callback takes (tensors done, tensors in all) of a quantised one."""
+def loading(console: Console, model: str | None = None) -> Iterator[Callable[[int, int], None]]:
+    """Show that a model is being loaded; the callback takes (tensors done, tensors in all) of a quantised one.
+
+    Nothing moves for a model from the hub: its download draws bars of its own.
+    """
+    is_still = not console.is_terminal or (model is not None and model.startswith("hub:"))
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=24), TimeRemainingColumn())
     said = False
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with Progress(*columns, console=console, transient=True, disable=is_still) as progress:
         task = progress.add_task("loading the model", total=None)
 
         def unpacking(done: int, total: int) -> None:
             nonlocal said
-            if not said and not console.is_terminal:
+            if not said and is_still:
                 console.print("Unpacking the model's weights.")
             said = True
             progress.update(task, description="unpacking the model's weights", completed=done, total=total)

@@ -6,6 +6,7 @@ import pytest
 
 from tests.bench.made_up import question, unit
 from tests.tiny_models import write_tiny_model
+from understudy.assembly import Target, load_target
 from understudy.bench.arrivals import Closed, Recorded, Timed
 from understudy.bench.engines import build_arms, drafters_of, encoder, room_tokens, weight_bytes
 from understudy.bench.prompts import Prompt
@@ -13,7 +14,6 @@ from understudy.bench.run import serve
 from understudy.bench.workloads import Plan, Unit, choose
 from understudy.config import EngineConfig
 from understudy.core.request import Output, Request, SpeculationCounts
-from understudy.assembly import Target, load_target
 
 TEXTS = (
     "the cat and the dog and the other one went there then, the cat and the dog",

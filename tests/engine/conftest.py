@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.engine.engines import tiny_target
+from tests.engine.engines import ARCHITECTURES, tiny_target
 from understudy.assembly import Target
 
 
-@pytest.fixture(scope="session", params=["llama", "qwen2"])
+@pytest.fixture(scope="session", params=ARCHITECTURES)
 def target(request: pytest.FixtureRequest) -> Target:
     """Each architecture in turn."""
     return tiny_target(request.param)

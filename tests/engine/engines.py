@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.tiny_models import write_tiny_model
+from tests.tiny_models import TinyArchitecture, write_tiny_model
 from understudy.assembly import Target, build_engine, load_target
 from understudy.config import EngineConfig
 from understudy.control.cost import CostModel, Load
@@ -23,11 +23,23 @@ PAGE = 32
 EOS_IDS = [2, 61, 140, 251]
 
 
+ARCHITECTURES: dict[TinyArchitecture, dict[str, Any]] = {
+    "llama": {},
+    "qwen2": {},
+    "mistral": {"sliding_window": 24},
+    "qwen3": {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
+}
+"""The settings of each tiny model: windows shorter than a page, and shorter than a draft."""
+
+
 @functools.cache
-def tiny_target(architecture: str, weights: WeightType = "fp32") -> Target:
+def tiny_target(architecture: TinyArchitecture, weights: WeightType = "fp32") -> Target:
     """One tiny model for the whole session; untied embeddings keep its text varied at temperature 0."""
+    settings = ARCHITECTURES[architecture]
     with tempfile.TemporaryDirectory() as folder:
-        write_tiny_model(Path(folder), architecture, seed=5, tie_word_embeddings=False, eos_token_id=EOS_IDS)  # type: ignore[arg-type]
+        write_tiny_model(
+            Path(folder), architecture, seed=5, tie_word_embeddings=False, eos_token_id=EOS_IDS, **settings
+        )
         return load_target(folder, weights=weights, num_threads=1)
 
 

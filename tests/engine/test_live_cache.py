@@ -12,15 +12,15 @@ import pytest
 
 from tests.engine.cases import Tally
 from tests.engine.checks import SEED, live_cache
-from tests.engine.engines import tiny_target
+from tests.engine.engines import ARCHITECTURES, tiny_target
+from tests.tiny_models import TinyArchitecture
 
-ARCHITECTURES = ("llama", "qwen2")
 STEPS_PER_ROUND = 1_000
 NEEDED = ("accepted", "rejected", "off_line", "preemptions", "prefix_hits", "aborted")
 """What moves rows about, and must have happened."""
 
 
-def play_rounds(architecture: str, numbers: Iterable[int]) -> None:
+def play_rounds(architecture: TinyArchitecture, numbers: Iterable[int]) -> None:
     """Play some rounds, each with questions of its own, and make sure that they were not empty."""
     total = Tally()
     for number in numbers:
@@ -31,12 +31,12 @@ def play_rounds(architecture: str, numbers: Iterable[int]) -> None:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_live_cache_is_a_fresh_prefill_for_ten_thousand_steps(architecture: str) -> None:
+def test_live_cache_is_a_fresh_prefill_for_ten_thousand_steps(architecture: TinyArchitecture) -> None:
     play_rounds(architecture, range(5))
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("first", range(100, 150, 10))
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_live_cache_is_a_fresh_prefill_for_a_hundred_thousand_steps(architecture: str, first: int) -> None:
+def test_live_cache_is_a_fresh_prefill_for_a_hundred_thousand_steps(architecture: TinyArchitecture, first: int) -> None:
     play_rounds(architecture, range(first, first + 10))

@@ -14,14 +14,13 @@ import pytest
 from tests.engine import checks
 from tests.engine.cases import Tally
 from tests.engine.checks import SEED, same_words
-from tests.engine.engines import tiny_target
+from tests.engine.engines import ARCHITECTURES, tiny_target
+from tests.tiny_models import TinyArchitecture
 from understudy.assembly import Target
 from understudy.core.weights import WEIGHT_TYPES
 
-ARCHITECTURES = ("llama", "qwen2")
 
-
-def play_rounds(architecture: str, numbers: Iterable[int]) -> None:
+def play_rounds(architecture: TinyArchitecture, numbers: Iterable[int]) -> None:
     """Play some rounds and make sure that they were not empty.
 
     Every other one has a context that ends early, and every other pair of them has weights of 8 bits.
@@ -35,14 +34,14 @@ def play_rounds(architecture: str, numbers: Iterable[int]) -> None:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_same_words_in_a_thousand_cases(architecture: str) -> None:
+def test_same_words_in_a_thousand_cases(architecture: TinyArchitecture) -> None:
     play_rounds(architecture, range(5))
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("first", range(100, 150, 5))
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_same_words_in_ten_thousand_cases(architecture: str, first: int) -> None:
+def test_same_words_in_ten_thousand_cases(architecture: TinyArchitecture, first: int) -> None:
     play_rounds(architecture, range(first, first + 5))
 
 

@@ -1,6 +1,7 @@
 """A row's bits do not depend on the rows beside it: compared with array_equal, never with a tolerance.
 
-The cache is full of NaN wherever nothing was written, so that a kernel which reads what it should not see fails.
+The cache is full of NaN wherever nothing was written, and nothing is written that no row sees, so that a kernel which
+reads what it should not see fails.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from understudy.kernels import cpu_ops, reference
+from understudy.kernels import cpu_attention, cpu_ops, reference
 from understudy.kernels.cpu import CpuKernels
 from understudy.kernels.cpu_linear import Linear
 from understudy.kernels.rows import Rows
 
 Floats = NDArray[np.float32]
-PAGE = cpu_ops.PAGE
+PAGE = cpu_attention.PAGE
 
 HEADS = [(4, 2, 16), (9, 3, 64), (2, 2, 32), (8, 1, 16), (14, 2, 64)]
 """(heads, key heads, head size): the tiny model's, SmolLM2's, one head each, one for all, Qwen2's."""
@@ -105,7 +106,7 @@ def test_rotate_and_store(heads: int, kv_heads: int, dim: int) -> None:
         keys = np.full((num_blocks, kv_heads, dim, PAGE), np.nan, np.float32)
         values = np.full((num_blocks, kv_heads, PAGE, dim), np.nan, np.float32)
         queries = np.empty((last - first, heads, dim), np.float32)
-        cpu_ops.rotate_and_store(
+        cpu_attention.rotate_and_store(
             qkv[first:last].copy(), cos, sin, positions[first:last], slots[first:last], keys, values, queries
         )
         assert np.isnan(keys).sum() == keys.size - (last - first) * kv_heads * dim, "nothing else is written"
@@ -126,6 +127,24 @@ def test_rotate_and_store(heads: int, kv_heads: int, dim: int) -> None:
             np.testing.assert_allclose(part[row], wanted, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), HEADS)
+def test_norm_heads(heads: int, kv_heads: int, dim: int) -> None:
+    qkv, weights = draws(64, (heads + 2 * kv_heads) * dim), draws(heads + kv_heads, dim, seed=1)
+
+    def computed(first: int, last: int) -> Floats:
+        part = qkv[first:last].copy()
+        cpu_attention.norm_heads(part, weights, np.float32(1e-6))
+        return part
+
+    whole = computed(0, 64)
+    for first, last in row_ranges(64):
+        assert np.array_equal(computed(first, last), whole[first:last])
+    assert np.array_equal(whole[:, -kv_heads * dim :], qkv[:, -kv_heads * dim :]), "values are left alone"
+    for head, weight in enumerate(weights):
+        expected = reference.norm_heads(qkv[:, head * dim : head * dim + dim], weight, 1e-6)
+        np.testing.assert_allclose(whole[:, head * dim : head * dim + dim], expected, rtol=1e-5, atol=1e-6)
+
+
 # Attention.
 
 
@@ -140,8 +159,9 @@ class Row:
 class Text:
     """Keys, values and queries of a text, by position, and attention over them from any place in a cache."""
 
-    def __init__(self, length: int, heads: int, kv_heads: int, dim: int) -> None:
+    def __init__(self, length: int, heads: int, kv_heads: int, dim: int, *, window: int | None = None) -> None:
         self.length = length
+        self.window = window
         self.keys = draws(length, kv_heads, dim)
         self.values = draws(length, kv_heads, dim, seed=1)
         self.queries = draws(length, heads, dim, seed=2) * 2 / dim**0.5
@@ -153,11 +173,15 @@ class Text:
         keys, values, rows = self.lay_out(wanted, random.Random(seed), groups or [0, len(wanted)])
         queries = self.queries[[row.position for row in wanted]]
         out = np.full(queries.shape, np.nan, np.float32)
-        cpu_ops.attend(
+        cpu_attention.attend(
             queries, keys, values, rows.tables, rows.group_starts, rows.group_tables,
-            rows.prefix_lens, rows.tail_starts, rows.tail_slots, out,
+            rows.prefix_lens, rows.tail_starts, rows.tail_slots, self.window or cpu_attention.NO_WINDOW, out,
         )  # fmt: skip
         return out
+
+    def is_seen(self, position: int, row: Row) -> bool:
+        """Whether a row may look at a position."""
+        return row.position - (self.window or self.length) < position <= row.position
 
     def lay_out(self, wanted: Sequence[Row], rng: random.Random, groups: Sequence[int]) -> tuple[Floats, Floats, Rows]:
         """Put the text into a cache: its pages in any order, and for each row a tail of its own, scattered."""
@@ -176,9 +200,9 @@ class Text:
             values[slot // PAGE, :, slot % PAGE] = self.values[position]
             return slot
 
-        most_in_line = max(row.position + 1 - row.num_tail for row in wanted)
-        for position in range(most_in_line):
-            write(position, table[position // PAGE] * PAGE + position % PAGE)
+        for position in range(max(row.position + 1 - row.num_tail for row in wanted)):
+            if any(self.is_seen(position, row) for row in wanted):
+                write(position, table[position // PAGE] * PAGE + position % PAGE)
         tails = [
             [write(position, free.pop()) for position in range(row.position + 1 - row.num_tail, row.position + 1)]
             for row in wanted
@@ -204,10 +228,15 @@ class Text:
         assert np.array_equal(out, self.alone[[row.position for row in wanted]])
 
 
-@pytest.fixture(scope="module", params=HEADS, ids=str)
+WINDOWS = [(HEADS[0], window) for window in (1, 2, 7, PAGE - 1, PAGE, PAGE + 1, 70, 3 * PAGE)]
+TEXTS = [*((heads, None) for heads in HEADS), *WINDOWS, (HEADS[1], 40), (HEADS[4], 100)]
+
+
+@pytest.fixture(scope="module", params=TEXTS, ids=str)
 def text(request: pytest.FixtureRequest) -> Text:
-    """A text of a few pages and a bit."""
-    return Text(5 * PAGE + 7, *request.param)
+    """A text of a few pages and a bit, seen whole or through a window."""
+    heads, window = request.param
+    return Text(5 * PAGE + 7, *heads, window=window)
 
 
 def test_attend_one_to_64_rows_in_line(text: Text) -> None:
@@ -252,8 +281,8 @@ def test_attend_is_close_to_the_slow_twin(text: Text) -> None:
     keys, values, rows = text.lay_out(wanted, random.Random(3), [0, 2, len(wanted)])
     out = text.attend(wanted, seed=3, groups=[0, 2, len(wanted)])
     for index, row in enumerate(wanted):
-        seen = reference.read_slots(keys, values, reference.slots_seen(rows, index, PAGE))
-        assert len(seen[0]) == row.position + 1
+        seen = reference.read_slots(keys, values, reference.slots_seen(rows, index, PAGE, text.window))
+        assert len(seen[0]) == min(row.position + 1, text.window or text.length)
         expected = reference.attend(text.queries[row.position], *seen)
         np.testing.assert_allclose(out[index], expected, rtol=1e-5, atol=1e-6)
 
@@ -267,6 +296,14 @@ def test_attend_with_scores_far_apart() -> None:
     text.check([Row(position, position // 2) for position in range(20, 50)], seed=1)
 
 
+def test_a_window_as_long_as_the_text_is_none() -> None:
+    whole, windowed = Text(3 * PAGE + 5, 4, 2, 16), Text(3 * PAGE + 5, 4, 2, 16, window=3 * PAGE + 5)
+    assert np.array_equal(whole.alone, windowed.alone)
+    shorter = Text(3 * PAGE + 5, 4, 2, 16, window=3 * PAGE + 4)
+    differing = (whole.alone != shorter.alone).any(axis=(1, 2))
+    assert list(np.flatnonzero(differing)) == [3 * PAGE + 4], "only the last row has a position behind its window"
+
+
 def test_copy_slots_in_order() -> None:
     """A later copy may read what an earlier one wrote over, as it would in a loop by hand."""
     keys, values = draws(2, 3, 2, 16, PAGE), draws(2, 3, 2, PAGE, 16, seed=1)
@@ -275,7 +312,7 @@ def test_copy_slots_in_order() -> None:
     for source, target in zip(sources, targets, strict=True):
         expected_keys[:, target // PAGE, :, :, target % PAGE] = expected_keys[:, source // PAGE, :, :, source % PAGE]
         expected_values[:, target // PAGE, :, target % PAGE] = expected_values[:, source // PAGE, :, source % PAGE]
-    cpu_ops.copy_slots(keys, values, np.array(sources, np.int32), np.array(targets, np.int32))
+    cpu_attention.copy_slots(keys, values, np.array(sources, np.int32), np.array(targets, np.int32))
     assert np.array_equal(keys, expected_keys)
     assert np.array_equal(values, expected_values)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from understudy.core.draft import ROOT, Draft
-from understudy.kernels import cpu_ops
+from understudy.kernels import cpu_attention
 from understudy.kv.pool import BlockPool
 from understudy.kv.prefix import PrefixCache
 from understudy.kv.sequence import SequenceCache
@@ -209,7 +209,7 @@ def random_tree(rng: random.Random) -> Draft:
 def test_copies_bring_any_path_of_a_tree_in_line() -> None:
     """Number every row in a real cache, copy, and read the accepted ones back in their order."""
     rng = random.Random(3)
-    page = cpu_ops.PAGE
+    page = cpu_attention.PAGE
     num_moved = 0
     for _ in range(200):
         draft = random_tree(rng)
@@ -227,7 +227,7 @@ def test_copies_bring_any_path_of_a_tree_in_line() -> None:
         path = list(draft.path(rng.randrange(len(draft))))
         sources, targets = cache.keep(num_known, path)
         if sources:
-            cpu_ops.copy_slots(keys, values, np.array(sources, np.int32), np.array(targets, np.int32))
+            cpu_attention.copy_slots(keys, values, np.array(sources, np.int32), np.array(targets, np.int32))
         wanted = [*range(num_known), *(num_known + node for node in path)]
         slots = [cache.slot(row) for row in range(len(wanted))]
         assert [keys[0, slot // page, 0, 0, slot % page] for slot in slots] == wanted

@@ -10,7 +10,8 @@ import torch
 
 from tests.tiny_models import tiny_config
 from understudy.errors import ModelError
-from understudy.models.config import ModelConfig, RopeScaling
+from understudy.models.config import ModelConfig
+from understudy.models.rope_scaling import RopeScaling
 from understudy.models.rotary import rotary_tables
 
 LLAMA3 = {
@@ -20,6 +21,15 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
+
+YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 4096}
+YARNS = [
+    YARN,
+    {**YARN, "attention_factor": 0.5, "truncate": False},
+    {**YARN, "beta_fast": 100.0, "beta_slow": 0.01},
+    {**YARN, "mscale": 0.7, "mscale_all_dim": 1.4},
+    {**YARN, "original_max_position_embeddings": 7},
+]
 
 
 def old_style(**overrides: Any) -> dict[str, Any]:
@@ -67,18 +77,76 @@ def test_absent_fields_have_the_defaults_of_transformers() -> None:
     assert (read.head_dim, read.num_kv_heads, read.rope_theta) == (16, 4, 10000.0)
 
 
+def windows(config: dict[str, Any]) -> tuple[int | None, ...]:
+    return ModelConfig.from_hugging_face(config, None).windows
+
+
 def test_mistral_without_a_window_is_a_llama() -> None:
-    config = {**tiny_config(), "model_type": "mistral", "sliding_window": None}
-    assert ModelConfig.from_hugging_face(config, None).architecture == "llama"
-    assert ModelConfig.from_hugging_face({**config, "sliding_window": 512}, None).architecture == "llama"
+    config = tiny_config("mistral")
+    assert ModelConfig.from_hugging_face(config, None) == ModelConfig.from_hugging_face(tiny_config(), None)
+    assert windows({**config, "sliding_window": 512}) == (), "as long as the context"
+    assert windows({**config, "sliding_window": 511}) == (511, 511)
 
 
-def test_a_window_that_is_switched_off_is_no_window() -> None:
-    config = {**tiny_config("qwen2"), "sliding_window": 128, "use_sliding_window": False}
-    config.pop("layer_types", None)
-    assert ModelConfig.from_hugging_face(config, None).architecture == "qwen2"
-    beyond = {**config, "use_sliding_window": True, "max_window_layers": 2}
-    assert ModelConfig.from_hugging_face(beyond, None).architecture == "qwen2"
+def test_a_mistral_that_names_no_window_has_that_of_transformers() -> None:
+    config = {**tiny_config("mistral"), "max_position_embeddings": 32768}
+    del config["sliding_window"]
+    assert windows(config) == (4096, 4096)
+
+
+def test_a_stray_window_of_a_llama_changes_nothing() -> None:
+    assert windows({**tiny_config(), "sliding_window": 128}) == ()
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3"])
+def test_windows_of_some_layers(architecture: Any) -> None:
+    config = {**tiny_config(architecture), "num_hidden_layers": 3, "sliding_window": 128, "use_sliding_window": False}
+    del config["layer_types"]
+    assert windows(config) == (), "switched off"
+    used = {**config, "use_sliding_window": True}
+    assert windows({**used, "max_window_layers": 3}) == ()
+    assert windows({**used, "max_window_layers": 1}) == (None, 128, 128)
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    assert windows({**used, "max_window_layers": 3, "layer_types": kinds}) == (128, None, 128)
+    with pytest.raises(ModelError, match="layer_types"):
+        windows({**config, "layer_types": kinds})
+    read = ModelConfig.from_hugging_face({**used, "max_window_layers": 2}, None)
+    assert [read.window(layer) for layer in range(3)] == [None, None, 128]
+
+
+def test_reads_qwen3() -> None:
+    qwen3 = ModelConfig.from_hugging_face(tiny_config("qwen3"), None)
+    assert (qwen3.architecture, qwen3.head_norms, qwen3.attention_bias) == ("qwen3", True, False)
+    config = tiny_config("qwen3")
+    del config["head_dim"]
+    assert ModelConfig.from_hugging_face(config, None).head_dim == 128, "what transformers takes it for"
+
+
+def yarn(**rope: Any) -> RopeScaling:
+    config = old_style(rope_scaling={"rope_type": "yarn", "factor": 4.0, **rope})
+    scaling = ModelConfig.from_hugging_face(config, None).rope_scaling
+    assert scaling is not None
+    return scaling
+
+
+def test_reads_yarn() -> None:
+    paper = 1.0 + 0.1 * np.log(4.0)
+    assert yarn() == RopeScaling(kind="yarn", factor=4.0, original_max_positions=512, attention_factor=paper)
+    assert yarn(original_max_position_embeddings=128).original_max_positions == 128
+    assert yarn(factor=None, original_max_position_embeddings=128).factor == 4.0
+    assert yarn(attention_factor=0.5, mscale=2.0, mscale_all_dim=1.0).attention_factor == 0.5
+    assert yarn(mscale=2.0, mscale_all_dim=1.0).attention_factor == pytest.approx((2 * paper - 1) / paper)
+    assert yarn(mscale=2.0).attention_factor == paper, "one of the two says nothing"
+    assert (yarn(beta_fast=8, beta_slow=None).beta_fast, yarn(beta_slow=0.5).beta_slow) == (8.0, 0.5)
+    assert not yarn(truncate=False).truncate
+
+
+def test_yarn_added_to_a_declaration_lengthens_its_context() -> None:
+    """As Qwen's model cards tell to: the scaling is added, max_position_embeddings stays."""
+    rope = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
+    assert ModelConfig.from_hugging_face(old_style(rope_scaling=rope), None).max_positions == 2048
+    said = old_style(rope_scaling=rope, max_position_embeddings=4096)
+    assert ModelConfig.from_hugging_face(said, None).max_positions == 4096
 
 
 @pytest.mark.parametrize(
@@ -88,7 +156,13 @@ def test_a_window_that_is_switched_off_is_no_window() -> None:
         ({"model_type": None}, "None"),
         ({"model_type": ["llama"]}, "llama"),
         ({"hidden_act": "gelu"}, "'gelu'"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "'yarn'"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "factor"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 0.5}}, "factor = 0.5"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "beta_fast": 1.0}}, "beta_slow"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "mscale": "1", "mscale_all_dim": 1}}, "mscale"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "truncate": "no"}}, "truncate"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "finetuned": True}}, "finetuned"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}, "rope_theta": 1.0}, "rotary base"),
         ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "'dynamic'"),
         ({"rope_scaling": {"type": "longrope"}}, "'longrope'"),
         ({"rope_scaling": "linear"}, "'linear'"),
@@ -98,8 +172,15 @@ def test_a_window_that_is_switched_off_is_no_window() -> None:
         ({"attention_bias": True}, "attention biases"),
         ({"mlp_bias": True}, "feed-forward"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
-        ({"model_type": "mistral", "sliding_window": 128}, "128"),
+        ({"model_type": "mistral", "sliding_window": "128"}, "sliding_window"),
+        ({"model_type": "mistral", "sliding_window": 9, "layer_types": ["full_attention"] * 2}, "some layers"),
         ({"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 128}, "sliding window"),
+        ({"layer_types": ["full_attention", "chunked_attention"]}, "chunked_attention"),
+        ({"layer_types": ["full_attention"]}, "2 layers"),
+        ({"layer_types": ["full_attention", ["x"]]}, "not supported"),
+        ({"model_type": "qwen3", "attention_bias": True}, "qwen3 model with attention biases"),
+        ({"model_type": "qwen3", "use_sliding_window": "yes"}, "use_sliding_window"),
+        ({"model_type": "qwen3", "use_sliding_window": True, "max_window_layers": None}, "max_window_layers"),
         ({"hidden_size": None}, "hidden_size"),
         ({"hidden_size": "64"}, "hidden_size"),
         ({"num_hidden_layers": 0}, "num_hidden_layers"),
@@ -116,16 +197,17 @@ def test_refuses_by_name(changes: dict[str, Any], named: str) -> None:
     assert caught.value.remedy
 
 
-def test_qwen2_with_a_window_in_use_is_refused() -> None:
-    config = {**tiny_config("qwen2"), "sliding_window": 128, "use_sliding_window": True, "max_window_layers": 1}
-    config.pop("layer_types", None)
-    with pytest.raises(ModelError, match="sliding window"):
-        ModelConfig.from_hugging_face(config, None)
-
-
-@pytest.mark.parametrize("rope", [None, {"rope_type": "linear", "factor": 4.0}, LLAMA3])
+@pytest.mark.parametrize("rope", [None, {"rope_type": "linear", "factor": 4.0}, LLAMA3, *YARNS])
 def test_written_and_read_back(rope: dict[str, Any] | None) -> None:
     config = ModelConfig.from_hugging_face(old_style(rope_scaling=rope), {"eos_token_id": [2, 0]})
+    assert ModelConfig.from_hugging_face(config.to_hugging_face(), None) == config
+
+
+@pytest.mark.parametrize("architecture", ["mistral", "qwen2", "qwen3"])
+def test_windows_written_and_read_back(architecture: Any) -> None:
+    used = {"sliding_window": 40, "use_sliding_window": True, "max_window_layers": 1}
+    config = ModelConfig.from_hugging_face(tiny_config(architecture, **used), None)
+    assert config.windows
     assert ModelConfig.from_hugging_face(config.to_hugging_face(), None) == config
 
 
@@ -156,15 +238,53 @@ def test_reads_gguf_metadata() -> None:
     assert former.rope_scaling == scaled.rope_scaling
 
 
+def test_reads_windows_of_gguf() -> None:
+    assert ModelConfig.from_gguf(gguf_fields(llama__attention__sliding_window=64)).windows == (64, 64)
+    for none in (0, 512, None):
+        assert ModelConfig.from_gguf(gguf_fields(llama__attention__sliding_window=none)).windows == ()
+
+
+def test_windows_of_some_layers_cannot_be_told_from_gguf() -> None:
+    """A file of qwen2 does not say which layers have the window."""
+    fields = gguf_fields(general__architecture="qwen2", llama__attention__sliding_window=64)
+    with pytest.raises(ModelError, match="sliding window"):
+        ModelConfig.from_gguf({key.replace("llama.", "qwen2."): value for key, value in fields.items()})
+
+
+def gguf_yarn(**changes: Any) -> dict[str, Any]:
+    changes = {"type": "yarn", "factor": 4.0, **changes}
+    return gguf_fields(**{f"llama.rope.scaling.{name}": value for name, value in changes.items()})
+
+
+def test_reads_yarn_of_gguf() -> None:
+    paper = 1.0 + 0.1 * np.log(4.0)
+    config = ModelConfig.from_gguf(gguf_yarn())
+    expected = RopeScaling(kind="yarn", factor=4.0, original_max_positions=512, attention_factor=paper)
+    assert (config.rope_scaling, config.max_positions) == (expected, 2048)
+    extra = float(np.float32(0.9))
+    read = ModelConfig.from_gguf(gguf_yarn(original_context_length=128, attn_factor=extra, yarn_beta_fast=8.0))
+    assert read.rope_scaling == RopeScaling(
+        kind="yarn", factor=4.0, original_max_positions=128, attention_factor=0.9 * paper, beta_fast=8.0
+    )
+
+
+@pytest.mark.parametrize("unknown", ["yarn_log_multiplier", "yarn_ext_factor", "yarn_attn_factor", "alpha"])
+def test_refuses_what_yarn_of_gguf_might_mean(unknown: str) -> None:
+    with pytest.raises(ModelError, match=unknown):
+        ModelConfig.from_gguf(gguf_yarn(**{unknown: 0.5}))
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
         ({"general__architecture": "gemma"}, "'gemma'"),
         ({"llama__expert_count": 8}, "8 experts"),
-        ({"llama__attention__sliding_window": 64}, "64"),
+        ({"llama__attention__sliding_window": "64"}, "sliding_window"),
+        ({"llama__attention__sliding_window": 64, "llama__attention__sliding_window_pattern": 2}, "pattern"),
+        ({"llama__rope__scaling__type": "longrope"}, "'longrope'"),
         ({"llama__rope__dimension_count": 8}, "rope.dimension_count"),
         ({"llama__attention__value_length": 8}, "attention.value_length"),
-        ({"llama__rope__scaling__type": "yarn"}, "'yarn'"),
+        ({"llama__rope__scaling__type": "yarn"}, "rope.scaling.factor"),
         ({"llama__block_count": None}, "block_count"),
         ({"llama__attention__head_count": [4, 4]}, "head_count"),
     ],
@@ -174,7 +294,7 @@ def test_refuses_gguf_by_name(changes: dict[str, Any], named: str) -> None:
         ModelConfig.from_gguf(gguf_fields(**changes))
 
 
-@pytest.mark.parametrize("rope", [{"rope_type": "default"}, {"rope_type": "linear", "factor": 4.0}, LLAMA3])
+@pytest.mark.parametrize("rope", [{"rope_type": "default"}, {"rope_type": "linear", "factor": 4.0}, LLAMA3, *YARNS])
 def test_rotary_tables_agree_with_transformers(rope: dict[str, Any]) -> None:
     from transformers import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding

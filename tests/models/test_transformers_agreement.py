@@ -17,7 +17,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from tests.tiny_models import VOCAB_SIZE, write_tiny_model
+from tests.tiny_models import VOCAB_SIZE, write_tiny_gguf, write_tiny_model
 from understudy.assembly import Target, load_target
 from understudy.cache import cache_folder
 from understudy.core.draft import EMPTY
@@ -45,6 +45,18 @@ LLAMA3 = {
 }
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
 THETA = {"rope_type": "default", "rope_theta": 500000.0}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+YARNS = [
+    YARN,
+    {**YARN, "attention_factor": 0.7},
+    {**YARN, "beta_fast": 12.0, "beta_slow": 0.3},
+    {**YARN, "factor": 40.0, "mscale": 1.0, "mscale_all_dim": 0.6},
+    {**YARN, "truncate": False, "rope_theta": 500000.0},
+    {**YARN, "factor": 1.0},
+    {**YARN, "original_max_position_embeddings": 4096, "beta_fast": 2.0},
+]
+HALF_WINDOWED = {"use_sliding_window": True, "sliding_window": 20, "num_hidden_layers": 4, "max_window_layers": 2}
+ALTERNATING = {**HALF_WINDOWED, "layer_types": ["sliding_attention", "full_attention"] * 2}
 
 
 @dataclass(frozen=True)
@@ -59,7 +71,10 @@ class Case:
 
 
 def short(value: Any) -> str:
-    return str(value["rope_type"]) if isinstance(value, dict) else str(value)
+    if not isinstance(value, dict):
+        return str(value)
+    rest = [f"{key}={setting}" for key, setting in value.items() if key not in YARN]
+    return " ".join([str(value["rope_type"]), *rest])
 
 
 NAMED_CASES = [
@@ -75,6 +90,19 @@ NAMED_CASES = [
     Case("qwen2", {}),
     Case("qwen2", {"tie_word_embeddings": False, "rope_parameters": THETA}),
     Case("qwen2", {"num_attention_heads": 3, "num_key_value_heads": 1, "hidden_size": 96, "head_dim": 32}),
+    Case("qwen2", HALF_WINDOWED),
+    Case("qwen2", ALTERNATING),
+    Case("mistral", {}),
+    Case("mistral", {"sliding_window": 1}),
+    Case("mistral", {"sliding_window": 17, "tie_word_embeddings": False}),
+    Case("mistral", {"sliding_window": 32, "head_dim": 32, "rope_parameters": THETA}),
+    Case("mistral", {"sliding_window": 33, "num_attention_heads": 6, "hidden_size": 96}),
+    Case("qwen3", {}),
+    Case("qwen3", {"head_dim": 64, "rms_norm_eps": 1e-3, "tie_word_embeddings": False}),
+    Case("qwen3", {"num_attention_heads": 6, "num_key_value_heads": 3, "hidden_size": 48, "rope_parameters": YARN}),
+    Case("qwen3", HALF_WINDOWED),
+    Case("qwen3", ALTERNATING),
+    *(Case("llama", {"rope_parameters": rope, "head_dim": 64}) for rope in YARNS),
 ]
 
 
@@ -84,8 +112,11 @@ def random_case(seed: int) -> Case:
     num_kv_heads, head_dim = choose.randint(1, 3), choose.choice([16, 32, 48, 64])
     num_heads = num_kv_heads * choose.randint(1, 4)
     return Case(
-        choose.choice(["llama", "qwen2"]),
+        choose.choice(["llama", "mistral", "qwen2", "qwen3"]),
         {
+            **choose.choice([{}, {"sliding_window": choose.randint(1, 40)}]),
+            "use_sliding_window": True,
+            "max_window_layers": choose.randint(0, 4),
             "hidden_size": 16 * num_heads * choose.randint(1, 3),
             "num_hidden_layers": choose.randint(1, 4),
             "intermediate_size": choose.choice([64, 72, 200]),
@@ -94,8 +125,18 @@ def random_case(seed: int) -> Case:
             "head_dim": head_dim,
             "tie_word_embeddings": choose.random() < 0.5,
             "rms_norm_eps": choose.choice([1e-6, 1e-5]),
-            "rope_parameters": choose.choice([THETA, LLAMA3, LINEAR]),
+            "rope_parameters": choose.choice([THETA, LLAMA3, LINEAR, *YARNS]),
         },
+    )
+
+
+def can_be_gguf(case: Case) -> bool:
+    """Whether a GGUF file can say it: no windows in some layers, no scaling by settings that it does not keep."""
+    rope = case.settings.get("rope_parameters", THETA)
+    return (
+        "use_sliding_window" not in case.settings
+        and rope["rope_type"] in ("default", "yarn")
+        and not {"mscale", "truncate"} & rope.keys()
     )
 
 
@@ -159,12 +200,19 @@ class TestLogits:
         tokens = some_tokens(1)
         assert_agree(logits_by_us(load_target(folder), tokens), logits_by_transformers(folder, tokens))
 
-    @pytest.mark.parametrize("seed", range(12))
+    @pytest.mark.parametrize("seed", range(24))
     def test_random_shapes(self, seed: int, tmp_path: Path) -> None:
         case = random_case(seed)
         folder = write_tiny_model(tmp_path / "model", case.architecture, seed=seed, **case.settings)
         tokens = some_tokens(seed)
         assert_agree(logits_by_us(load_target(folder), tokens), logits_by_transformers(folder, tokens))
+
+    @pytest.mark.parametrize("case", [case for case in NAMED_CASES if can_be_gguf(case)], ids=str)
+    def test_every_kind_of_model_as_gguf(self, case: Case, tmp_path: Path) -> None:
+        folder = write_tiny_model(tmp_path / "model", case.architecture, seed=1, **case.settings)
+        file = write_tiny_gguf(folder, tmp_path / "model.gguf")
+        tokens = some_tokens(1)
+        assert_agree(logits_by_us(load_target(file), tokens), logits_by_transformers(folder, tokens))
 
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
     def test_weights_of_half_precision_are_read_as_they_are(self, dtype: torch.dtype, tmp_path: Path) -> None:
@@ -172,7 +220,7 @@ class TestLogits:
         tokens = some_tokens(2)
         assert_agree(logits_by_us(load_target(folder), tokens), logits_by_transformers(folder, tokens))
 
-    @pytest.mark.parametrize("scaling", [LLAMA3, LINEAR, THETA], ids=short)
+    @pytest.mark.parametrize("scaling", [LLAMA3, LINEAR, THETA, *YARNS[:5]], ids=short)
     def test_a_forgotten_scaling_would_be_seen(self, scaling: dict[str, Any], tmp_path: Path) -> None:
         """The tolerance has teeth: the same weights with plain rotary angles are far outside of it."""
         scaled = write_tiny_model(tmp_path / "scaled", rope_parameters=scaling)
@@ -180,6 +228,14 @@ class TestLogits:
         tokens = some_tokens(3)
         ours, theirs = logits_by_us(load_target(plain), tokens), logits_by_transformers(scaled, tokens)
         assert largest_difference(ours, theirs) > 100 * CLOSE
+
+    def test_a_window_of_another_length_would_be_seen(self, tmp_path: Path) -> None:
+        windowed = write_tiny_model(tmp_path / "windowed", "mistral", sliding_window=20)
+        tokens = some_tokens(4)
+        theirs = logits_by_transformers(windowed, tokens)
+        for window in (19, 21, None):
+            other = write_tiny_model(tmp_path / f"{window}", "mistral", sliding_window=window)
+            assert largest_difference(logits_by_us(load_target(other), tokens), theirs) > 100 * CLOSE
 
 
 PROMPTS = [

@@ -143,8 +143,8 @@ def test_unknown_rotary_divisors_are_refused(tmp_path: Path, folder: Path, monke
 
 
 def test_gguf_surplus_tensor_is_refused(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    add_gguf_tensor(monkeypatch, "blk.0.attn_q_norm.weight", np.ones(16, dtype=np.float32))
-    with pytest.raises(ModelError, match=r"nothing reads blk\.0\.attn_q_norm\.weight"):
+    add_gguf_tensor(monkeypatch, "blk.0.attn_sinks.weight", np.ones(16, dtype=np.float32))
+    with pytest.raises(ModelError, match=r"nothing reads blk\.0\.attn_sinks\.weight"):
         load_gguf(write_tiny_gguf(folder, tmp_path / "m.gguf"))
 
 
@@ -314,7 +314,7 @@ def test_not_a_gguf_file(tmp_path: Path, contents: bytes) -> None:
         ({"tokenizer__ggml__add_bos_token": True, "tokenizer__ggml__bos_token_id": 9999}, "tokenizer is damaged"),
         ({"tokenizer__ggml__tokens": None}, "vocab_size"),
         ({"llama__vocab_size": 304, "tokenizer__ggml__tokens": None}, "no tokenizer"),
-        ({"llama__rope__scaling__type": "yarn"}, "'yarn'"),
+        ({"llama__rope__scaling__type": "longrope"}, "'longrope'"),
         ({"split__count": 2}, "one of 2 parts"),
         ({"llama__embedding_length": 128}, r"is \[304, 64\], expected \[304, 128\]"),
     ],
@@ -330,7 +330,7 @@ def test_load_model_finds_the_kind(tmp_path: Path, folder: Path) -> None:
     path = write_tiny_gguf(folder, tmp_path / "m.GGUF")
     assert_same_tensors(load_model(path).tensors, load_model(str(folder)).tensors)
     for wrong in ("HuggingFaceTB/SmolLM2-135M", tmp_path / "nothing.gguf"):
-        with pytest.raises(ModelError, match="names on a hub are not looked up yet"):
+        with pytest.raises(ModelError, match="hub:"):
             load_model(wrong)
     with pytest.raises(ModelError, match=r"neither a folder nor a \.gguf file"):
         load_model(folder / "config.json")

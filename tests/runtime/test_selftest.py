@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from understudy.config import EngineConfig
 from understudy.core.events import Event, Fallback
 from understudy.core.request import SamplingParams, Speculation
 from understudy.core.weights import WEIGHT_TYPES, WeightType
-from understudy.kernels import cpu_ops
+from understudy.kernels import cpu_attention
 from understudy.kernels.cpu_int8 import Int8Linear
 from understudy.kernels.cpu_linear import Linear
 from understudy.llm import LLM
@@ -38,13 +39,31 @@ def make_linear_uneven(patch: pytest.MonkeyPatch, kind: type = Linear) -> None:
 
 
 def make_attention_uneven(patch: pytest.MonkeyPatch) -> None:
-    attend = cpu_ops.attend
+    attend = cpu_attention.attend
 
     def attend_unevenly(queries: Floats, *rest: Floats) -> None:
         attend(queries, *rest)
         rest[-1][:] *= np.float32(1 + 1e-6 * (len(queries) > 1))
 
-    patch.setattr(cpu_ops, "attend", attend_unevenly)
+    patch.setattr(cpu_attention, "attend", attend_unevenly)
+
+
+def make_windows_uneven(patch: pytest.MonkeyPatch) -> None:
+    attend = cpu_attention.attend
+
+    def attend_unevenly(queries: Floats, *rest: Any) -> None:
+        window = rest[-2] if rest[-2] == cpu_attention.NO_WINDOW else rest[-2] - (len(queries) > 1)
+        attend(queries, *rest[:-2], window, rest[-1])
+
+    patch.setattr(cpu_attention, "attend", attend_unevenly)
+
+
+@pytest.mark.parametrize("window", [5, 40, 500])
+def test_windows_are_tested_however_wide_they_are(window: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_tiny_model(tmp_path, "mistral", sliding_window=window)
+    assert loaded(folder)[0].is_row_invariant
+    make_windows_uneven(monkeypatch)
+    assert not loaded(folder)[0].is_row_invariant
 
 
 @pytest.mark.parametrize("weights", WEIGHT_TYPES)

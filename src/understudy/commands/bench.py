@@ -93,9 +93,9 @@ def _page_writer() -> Callable[[dict[str, Any], Path], None]:
 
 def _on_engine(settings: Settings, prompts: Sequence[Prompt]) -> _Run:
     """Load the model once, and build an engine around it for each arm."""
+    from understudy.assembly import load_target
     from understudy.bench.engines import NUMERICS, build_arms, encoder
     from understudy.bench.record import PLAIN
-    from understudy.assembly import load_target
     from understudy.terminal import Waiting, loading
 
     knows_weights = "weights" in inspect.signature(load_target).parameters

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from understudy.core.weights import WeightType
 from understudy.errors import CapacityError
-from understudy.kernels import cpu_ops
+from understudy.kernels import cpu_attention, cpu_ops
 from understudy.kernels.cpu_int8 import Int8Linear
 from understudy.kernels.cpu_linear import ROWS, Linear
 from understudy.kernels.rows import Ints, Rows
@@ -26,7 +26,7 @@ PackedLinear = Linear | Int8Linear
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """Keys and values of every layer. Keys lie transposed inside a page: see cpu_ops."""
+    """Keys and values of every layer. Keys lie transposed inside a page: see cpu_attention."""
 
     keys: Floats
     """[layers, blocks, kv_heads, dim, PAGE]"""
@@ -41,13 +41,13 @@ class Cache:
     def move(self, sources: Ints, targets: Ints) -> None:
         """Copy slots to other slots, in order, in every layer."""
         if sources.size:
-            cpu_ops.copy_slots(self.keys, self.values, sources, targets)
+            cpu_attention.copy_slots(self.keys, self.values, sources, targets)
 
 
 class CpuKernels:
     """Row-invariant kernels for the CPU: fp32 throughout, but for weights that were packed as int8."""
 
-    page_tokens = cpu_ops.PAGE
+    page_tokens = cpu_attention.PAGE
     feature_multiple = LANES
     head_dim_multiple = LANES
 
@@ -82,15 +82,24 @@ class CpuKernels:
         """out = silu(gate) * up; gate_up [rows, 2 * features]."""
         cpu_ops.gated(gate_up, out)
 
+    def norm_heads(self, qkv: Floats, weights: Floats, eps: float) -> None:
+        """Norm the first heads of each row in place; weights [heads to norm, dim]."""
+        cpu_attention.norm_heads(qkv, weights, np.float32(eps))
+
     def attention(
-        self, qkv: Floats, rows: Rows, cos: Floats, sin: Floats, cache: Cache, layer: int, queries: Floats, out: Floats
-    ) -> None:
-        """Write the rows' keys and values, then let each row attend. queries and out [rows, heads, dim]."""
+        self, qkv: Floats, rows: Rows, cos: Floats, sin: Floats, cache: Cache, layer: int, queries: Floats, out: Floats,
+        *, window: int | None = None,
+    ) -> None:  # fmt: skip
+        """Write the rows' keys and values, then let each row attend, to the last `window` positions if there is one.
+
+        queries and out [rows, heads, dim].
+        """
         keys, values = cache.keys[layer], cache.values[layer]
-        cpu_ops.rotate_and_store(qkv, cos, sin, rows.positions, rows.slots, keys, values, queries)
-        cpu_ops.attend(
+        cpu_attention.rotate_and_store(qkv, cos, sin, rows.positions, rows.slots, keys, values, queries)
+        cpu_attention.attend(
             queries, keys, values, rows.tables, rows.group_starts, rows.group_tables,
-            rows.prefix_lens, rows.tail_starts, rows.tail_slots, out,
+            rows.prefix_lens, rows.tail_starts, rows.tail_slots,
+            cpu_attention.NO_WINDOW if window is None else window, out,
         )  # fmt: skip
 
 

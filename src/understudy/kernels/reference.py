@@ -53,6 +53,11 @@ def gated(gate_up: Floats) -> Doubles:
     return gate / (1.0 + np.exp(-gate)) * up
 
 
+def norm_heads(vectors: Floats, weight: Floats, eps: float) -> Doubles:
+    """Return the norm of each of some vectors [heads, dim] with one weight [dim] for all."""
+    return add_rms_norm(vectors, np.zeros_like(vectors), weight, eps)[1]
+
+
 def rotate(vectors: Floats, cos: Floats, sin: Floats) -> Doubles:
     """Turn the pairs (i, i + dim / 2) of one row's vectors [heads, dim] by the angles of cos and sin [dim / 2]."""
     first, second = np.split(_doubles(vectors), 2, axis=1)  # [heads, dim / 2] each
@@ -71,8 +76,11 @@ def split_and_rotate(
     return rotate(queries, cos, sin) / math.sqrt(dim), rotate(keys, cos, sin), values
 
 
-def slots_seen(rows: Rows, row: int, page_tokens: int) -> list[int]:
-    """The slots of the keys that a row attends to, by position: its prefix through the table, then its tail."""
+def slots_seen(rows: Rows, row: int, page_tokens: int, window: int | None = None) -> list[int]:
+    """The slots of the keys that a row attends to, by position: its prefix through the table, then its tail.
+
+    With a window only the last so many.
+    """
     group = int(np.searchsorted(rows.group_starts, row, side="right")) - 1
     table = rows.tables[rows.group_tables[group]]
     prefix = [
@@ -80,7 +88,8 @@ def slots_seen(rows: Rows, row: int, page_tokens: int) -> list[int]:
         for position in range(rows.prefix_lens[row])
     ]
     tail = rows.tail_slots[rows.tail_starts[row] : rows.tail_starts[row + 1]]
-    return prefix + [int(slot) for slot in tail]
+    seen = prefix + [int(slot) for slot in tail]
+    return seen if window is None else seen[-window:]
 
 
 def attend(queries: Floats, keys: Floats, values: Floats) -> Doubles:

@@ -6,39 +6,25 @@ the arithmetic is either understood or refused by name. What is left is one froz
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from understudy.errors import ModelError
+from understudy.models.fields import AGAIN, first_id, real, shortest_real, switch, token_ids, whole
+from understudy.models.rope_scaling import RopeScaling, gguf_rope_scaling, hugging_face_rope
 
-Architecture = Literal["llama", "qwen2"]
+Architecture = Literal["llama", "qwen2", "qwen3"]
 
-# What a file may call itself -> what it is computed as. Mistral without a sliding window is a Llama.
-HUGGING_FACE_TYPES: Mapping[str, Architecture] = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2"}
-GGUF_TYPES: Mapping[str, Architecture] = {"llama": "llama", "qwen2": "qwen2"}
-SUPPORTED = "Supported are llama (with SmolLM2 and Mistral without a sliding window) and qwen2, with silu activations."
-ROPE_SUPPORTED = "Supported rotary embeddings are the default one, llama3 and linear."
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RopeScaling:
-    """How rotary frequencies are stretched for contexts longer than those first trained on."""
-
-    kind: Literal["llama3", "linear"]
-    factor: float
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_positions: int = 8192
-    """Only llama3 reads this one and the two before it."""
-
-    def __post_init__(self) -> None:
-        if self.kind == "llama3" and self.high_freq_factor <= self.low_freq_factor:
-            raise ModelError(
-                f"The llama3 scaling goes from {self.low_freq_factor} to {self.high_freq_factor} turns, not upwards.",
-                AGAIN,
-            )
+# What a file may call itself -> what it is computed as. Mistral is a Llama whose layers may have a sliding window.
+HUGGING_FACE_TYPES: Mapping[str, Architecture] = {
+    "llama": "llama",
+    "mistral": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+}
+GGUF_TYPES: Mapping[str, Architecture] = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+SUPPORTED = "Supported are llama (with SmolLM2), mistral, qwen2 and qwen3, with silu activations."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +45,10 @@ class ModelConfig:
     rope_scaling: RopeScaling | None = None
     attention_bias: bool = False
     """Biases on q, k and v (never on o): true for qwen2."""
+    head_norms: bool = False
+    """RMS norms of every head of q and k, before the rotary embedding: true for qwen3."""
+    windows: tuple[int | None, ...] = ()
+    """[layers] how many positions a layer sees, a row's own included; None sees all. Empty if all layers do."""
     tie_embeddings: bool = False
     """The output layer is the embedding; there is no `lm_head.weight` then."""
     bos_id: int | None = None
@@ -69,6 +59,12 @@ class ModelConfig:
             raise ModelError(f"{self.num_heads} heads cannot share {self.num_kv_heads} key-value heads evenly.", AGAIN)
         if self.head_dim % 2:
             raise ModelError(f"The head size is {self.head_dim}; rotary embeddings need an even one.", SUPPORTED)
+        if self.rope_scaling is not None and self.rope_scaling.kind == "yarn" and self.rope_theta <= 1.0:
+            raise ModelError(f"The yarn scaling needs a rotary base above 1, not {self.rope_theta}.", AGAIN)
+
+    def window(self, layer: int) -> int | None:
+        """How many positions a layer sees, a row's own included, or None for all."""
+        return self.windows[layer] if self.windows else None
 
     @classmethod
     def from_hugging_face(cls, config: Mapping[str, Any], generation_config: Mapping[str, Any] | None) -> ModelConfig:
@@ -78,26 +74,29 @@ class ModelConfig:
         if architecture is None:
             raise ModelError(f"The architecture {model_type!r} is not supported.", SUPPORTED)
         _refuse_hugging_face_variants(config, architecture)
-        num_heads = _whole(config, "num_attention_heads")
-        hidden_size = _whole(config, "hidden_size")
-        rope_theta, rope_scaling = _hugging_face_rope(config)
+        num_heads = whole(config, "num_attention_heads")
+        hidden_size = whole(config, "hidden_size")
+        rope_theta, rope_scaling = hugging_face_rope(config)
+        max_positions = _longest(whole(config, "max_position_embeddings", 2048), rope_scaling)
         return cls(
             architecture=architecture,
-            vocab_size=_whole(config, "vocab_size"),
+            vocab_size=whole(config, "vocab_size"),
             hidden_size=hidden_size,
-            intermediate_size=_whole(config, "intermediate_size"),
-            num_layers=_whole(config, "num_hidden_layers"),
+            intermediate_size=whole(config, "intermediate_size"),
+            num_layers=whole(config, "num_hidden_layers"),
             num_heads=num_heads,
-            num_kv_heads=_whole(config, "num_key_value_heads", num_heads),
-            head_dim=_whole(config, "head_dim", hidden_size // num_heads),
-            max_positions=_whole(config, "max_position_embeddings", 2048),
-            rms_norm_eps=_real(config, "rms_norm_eps", 1e-6),
+            num_kv_heads=whole(config, "num_key_value_heads", num_heads),
+            head_dim=whole(config, "head_dim", 128 if architecture == "qwen3" else hidden_size // num_heads),
+            max_positions=max_positions,
+            rms_norm_eps=real(config, "rms_norm_eps", 1e-6),
             rope_theta=rope_theta,
             rope_scaling=rope_scaling,
             attention_bias=architecture == "qwen2",
+            head_norms=architecture == "qwen3",
+            windows=_hugging_face_windows(config, max_positions),
             tie_embeddings=bool(config.get("tie_word_embeddings", False)),
-            bos_id=_first_id(config.get("bos_token_id")),
-            eos_ids=_token_ids((generation_config or {}).get("eos_token_id")) or _token_ids(config.get("eos_token_id")),
+            bos_id=first_id(config.get("bos_token_id")),
+            eos_ids=token_ids((generation_config or {}).get("eos_token_id")) or token_ids(config.get("eos_token_id")),
         )
 
     @classmethod
@@ -112,46 +111,44 @@ class ModelConfig:
         if architecture is None:
             raise ModelError(f"The GGUF architecture {name!r} is not supported.", SUPPORTED)
         own = {key.removeprefix(f"{name}."): value for key, value in fields.items() if key.startswith(f"{name}.")}
-        num_heads = _whole(own, "attention.head_count")
-        hidden_size = _whole(own, "embedding_length")
-        head_dim = _whole(own, "attention.key_length", hidden_size // num_heads)
+        num_heads = whole(own, "attention.head_count")
+        hidden_size = whole(own, "embedding_length")
+        head_dim = whole(own, "attention.key_length", hidden_size // num_heads)
         _refuse_gguf_variants(own, head_dim)
+        rope_scaling = gguf_rope_scaling(own)
+        max_positions = _longest(whole(own, "context_length"), rope_scaling)
         tokens = fields.get("tokenizer.ggml.tokens")
         num_tokens = len(tokens) if isinstance(tokens, list) else None
         end_keys = ("eos_token_id", "eot_token_id", "eom_token_id")
-        ends = [_token_ids(fields.get(f"tokenizer.ggml.{key}")) for key in end_keys]
+        ends = [token_ids(fields.get(f"tokenizer.ggml.{key}")) for key in end_keys]
         return cls(
             architecture=architecture,
-            vocab_size=_whole(own, "vocab_size", num_tokens),
+            vocab_size=whole(own, "vocab_size", num_tokens),
             hidden_size=hidden_size,
-            intermediate_size=_whole(own, "feed_forward_length"),
-            num_layers=_whole(own, "block_count"),
+            intermediate_size=whole(own, "feed_forward_length"),
+            num_layers=whole(own, "block_count"),
             num_heads=num_heads,
-            num_kv_heads=_whole(own, "attention.head_count_kv", num_heads),
+            num_kv_heads=whole(own, "attention.head_count_kv", num_heads),
             head_dim=head_dim,
-            max_positions=_whole(own, "context_length"),
-            rms_norm_eps=_shortest_real(_real(own, "attention.layer_norm_rms_epsilon")),
-            rope_theta=_real(own, "rope.freq_base", 10000.0),
-            rope_scaling=_gguf_rope_scaling(own),
+            max_positions=max_positions,
+            rms_norm_eps=shortest_real(real(own, "attention.layer_norm_rms_epsilon")),
+            rope_theta=real(own, "rope.freq_base", 10000.0),
+            rope_scaling=rope_scaling,
             attention_bias=architecture == "qwen2",
+            head_norms=architecture == "qwen3",
+            windows=_gguf_windows(own, architecture, max_positions),
             tie_embeddings=False,
-            bos_id=_first_id(fields.get("tokenizer.ggml.bos_token_id")),
+            bos_id=first_id(fields.get("tokenizer.ggml.bos_token_id")),
             eos_ids=tuple(dict.fromkeys(token for ids in ends for token in ids)),
         )
 
     def to_hugging_face(self) -> dict[str, Any]:
         """Give the config.json that `from_hugging_face` reads back as this."""
-        scaling = self.rope_scaling
-        rope: dict[str, Any] = {"rope_type": "default"}
-        if scaling is not None:
-            rope = {"rope_type": scaling.kind, "factor": scaling.factor}
-        if scaling is not None and scaling.kind == "llama3":
-            rope["low_freq_factor"] = scaling.low_freq_factor
-            rope["high_freq_factor"] = scaling.high_freq_factor
-            rope["original_max_position_embeddings"] = scaling.original_max_positions
+        rope = {"rope_type": "default"} if self.rope_scaling is None else self.rope_scaling.to_hugging_face()
+        model_type = "mistral" if self.architecture == "llama" and self.windows else self.architecture
         return {
-            "model_type": self.architecture,
-            "architectures": ["LlamaForCausalLM" if self.architecture == "llama" else "Qwen2ForCausalLM"],
+            "model_type": model_type,
+            "architectures": [f"{model_type.capitalize()}ForCausalLM"],
             "hidden_act": "silu",
             "vocab_size": self.vocab_size,
             "hidden_size": self.hidden_size,
@@ -163,56 +160,25 @@ class ModelConfig:
             "max_position_embeddings": self.max_positions,
             "rms_norm_eps": self.rms_norm_eps,
             "rope_parameters": {**rope, "rope_theta": self.rope_theta},
+            **self._window_fields(),
             "tie_word_embeddings": self.tie_embeddings,
             "bos_token_id": self.bos_id,
             "eos_token_id": list(self.eos_ids),
         }
 
-
-AGAIN = "The declaration of this model is damaged or is of another kind of model: download it again."
-
-
-def _whole(source: Mapping[str, Any], key: str, default: int | None = None) -> int:
-    """Take a count of at least one, or the default where the key is absent or null."""
-    value = source.get(key)
-    if value is None:
-        value = default
-    if value is None:
-        raise ModelError(f"The model's declaration has no {key}.", AGAIN)
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31:
-        raise ModelError(f"The model's declaration has {key} = {value!r}, which is not a count.", AGAIN)
-    return value
+    def _window_fields(self) -> dict[str, Any]:
+        if not self.windows:
+            return {}
+        fields: dict[str, Any] = {"sliding_window": max(window for window in self.windows if window is not None)}
+        if self.architecture == "llama":  # mistral: all layers have it
+            return fields
+        kinds = ["full_attention" if window is None else "sliding_attention" for window in self.windows]
+        return fields | {"use_sliding_window": True, "layer_types": kinds}
 
 
-def _real(source: Mapping[str, Any], key: str, default: float | None = None) -> float:
-    """Take a positive finite number, or the default where the key is absent or null."""
-    value = source.get(key)
-    if value is None:
-        value = default
-    if value is None:
-        raise ModelError(f"The model's declaration has no {key}.", AGAIN)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value > 0):
-        raise ModelError(f"The model's declaration has {key} = {value!r}, which is not a positive number.", AGAIN)
-    return float(value)
-
-
-def _shortest_real(value: float) -> float:
-    """Give the decimal number that was meant: GGUF rounds 1e-5 to fp32, and the twin in config.json says 1e-5."""
-    return float(f"{value:.7g}")
-
-
-def _token_ids(value: object) -> tuple[int, ...]:
-    """One id, a list of ids or nothing, as a tuple; -1 is how some files say nothing."""
-    if value is None:
-        return ()
-    values: list[Any] = list(value) if isinstance(value, list | tuple) else [value]
-    if not all(isinstance(token, int) and not isinstance(token, bool) and token < 2**31 for token in values):
-        raise ModelError(f"The model's declaration has {value!r} for token ids.", AGAIN)
-    return tuple(dict.fromkeys(token for token in values if token >= 0))
-
-
-def _first_id(value: object) -> int | None:
-    return next(iter(_token_ids(value)), None)
+def _longest(declared: int, scaling: RopeScaling | None) -> int:
+    """The longest context. Who adds yarn to a declaration, as model cards tell to, may leave its length as it was."""
+    return max(declared, scaling.num_positions if scaling is not None else 0)
 
 
 def _refuse_hugging_face_variants(config: Mapping[str, Any], architecture: Architecture) -> None:
@@ -227,77 +193,79 @@ def _refuse_hugging_face_variants(config: Mapping[str, Any], architecture: Archi
             f"Quantised safetensors ({method}) are not supported.",
             "Give the unquantised folder (fp32, fp16 or bf16), or a GGUF file of the model.",
         )
-    if architecture == "llama" and config.get("attention_bias"):
-        raise ModelError("A llama model with attention biases is not supported.", SUPPORTED)
+    if architecture != "qwen2" and config.get("attention_bias"):
+        raise ModelError(f"A {architecture} model with attention biases is not supported.", SUPPORTED)
     if config.get("mlp_bias"):
         raise ModelError("A model with biases in its feed-forward layers is not supported.", SUPPORTED)
     if config.get("partial_rotary_factor", 1.0) not in (None, 1, 1.0):
         raise ModelError(
             "Rotary embeddings on a part of the head (partial_rotary_factor) are not supported.", SUPPORTED
         )
-    if _sliding_window_in_use(config):
-        raise ModelError(f"A sliding window ({config.get('sliding_window')!r} tokens) is not supported.", SUPPORTED)
 
 
-def _sliding_window_in_use(config: Mapping[str, Any]) -> bool:
-    """Whether any layer looks back less far than the whole context."""
-    window = config.get("sliding_window")
-    positions = config.get("max_position_embeddings")
-    if window is None or (isinstance(positions, int) and isinstance(window, int) and window >= positions):
-        return False
+def _hugging_face_windows(config: Mapping[str, Any], max_positions: int) -> tuple[int | None, ...]:
+    """Read the windows of all layers, or nothing if all see all; absent fields are what transformers takes them for."""
+    num_layers = whole(config, "num_hidden_layers")
     layer_types = config.get("layer_types")
-    if isinstance(layer_types, list):
-        return "sliding_attention" in layer_types
-    if config["model_type"] == "qwen2":  # names a window even where it is switched off
-        layers, first = config.get("num_hidden_layers"), config.get("max_window_layers")
-        below = isinstance(layers, int) and isinstance(first, int) and first >= layers
-        return bool(config.get("use_sliding_window", False)) and not below
-    return bool(config["model_type"] == "mistral")  # llama has no such field: a stray one changes nothing
+    if layer_types is not None:
+        _refuse_layer_types(layer_types, num_layers)
+    if config["model_type"] == "llama":  # has no such field: a stray window changes nothing
+        if layer_types is not None and "sliding_attention" in layer_types:
+            raise ModelError("A llama model with a sliding window is not supported.", SUPPORTED)
+        return ()
+    window = None if config.get("sliding_window", 4096) is None else whole(config, "sliding_window", 4096)
+    if config["model_type"] == "mistral":
+        if window is not None and layer_types is not None and "full_attention" in layer_types:
+            raise ModelError("A mistral model with a sliding window in some layers is not supported.", SUPPORTED)
+        has_window = [True] * num_layers
+    else:
+        window = window if switch(config, "use_sliding_window", default=False) else None
+        if layer_types is None:
+            first = config.get("max_window_layers", 28)
+            if isinstance(first, bool) or not isinstance(first, int):
+                raise ModelError(f"The model's declaration has max_window_layers = {first!r}.", AGAIN)
+            has_window = [layer >= first for layer in range(num_layers)]
+        else:
+            has_window = [kind == "sliding_attention" for kind in layer_types]
+            if window is None and any(has_window):
+                raise ModelError("layer_types names layers with a sliding window, but none is in use.", AGAIN)
+    return _windows(window, has_window, max_positions)
 
 
-def _hugging_face_rope(config: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
-    """Read the rotary base and its scaling: rope_parameters since transformers 5, two top-level keys before it."""
-    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if not isinstance(scaling, Mapping):
-        raise ModelError(f"The model's rotary parameters are {scaling!r}, not a table.", AGAIN)
-    theta = _real({"rope_theta": scaling.get("rope_theta", config.get("rope_theta"))}, "rope_theta", 10000.0)
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
-    if scaling.get("partial_rotary_factor", 1.0) not in (None, 1, 1.0):
-        raise ModelError(
-            "Rotary embeddings on a part of the head (partial_rotary_factor) are not supported.", SUPPORTED
-        )
-    if kind in ("default", None):
-        return theta, None
-    if kind == "linear":
-        return theta, RopeScaling(kind="linear", factor=_real(scaling, "factor"))
-    if kind != "llama3":
-        raise ModelError(f"The rotary scaling {kind!r} is not supported.", ROPE_SUPPORTED)
-    return theta, RopeScaling(
-        kind="llama3",
-        factor=_real(scaling, "factor"),
-        low_freq_factor=_real(scaling, "low_freq_factor"),
-        high_freq_factor=_real(scaling, "high_freq_factor"),
-        original_max_positions=_whole(scaling, "original_max_position_embeddings"),
-    )
+def _refuse_layer_types(layer_types: object, num_layers: int) -> None:
+    known = ("full_attention", "sliding_attention")
+    if not isinstance(layer_types, list) or len(layer_types) != num_layers:
+        raise ModelError(f"layer_types is not a list of {num_layers} layers.", AGAIN)
+    for kind in layer_types:
+        if kind not in known:
+            raise ModelError(f"A layer of the type {kind!r} is not supported.", SUPPORTED)
+
+
+def _gguf_windows(own: Mapping[str, Any], architecture: Architecture, max_positions: int) -> tuple[int | None, ...]:
+    """Read the window of a GGUF file: it has one for all layers, or none (0)."""
+    if own.get("attention.sliding_window") in (None, 0):
+        return ()
+    window = whole(own, "attention.sliding_window")
+    for is_unknown, what in (
+        (architecture != "llama", f"in a GGUF file of {architecture}"),
+        (own.get("attention.sliding_window_pattern") is not None, "with a pattern of layers"),
+    ):
+        if is_unknown:
+            raise ModelError(f"A sliding window ({window} tokens) {what} is not supported.", SUPPORTED)
+    return _windows(window, [True] * whole(own, "block_count"), max_positions)
+
+
+def _windows(window: int | None, has_window: list[bool], max_positions: int) -> tuple[int | None, ...]:
+    """The windows by layer; one that holds the whole context is none."""
+    if window is None or window >= max_positions or not any(has_window):
+        return ()
+    return tuple(window if has else None for has in has_window)
 
 
 def _refuse_gguf_variants(own: Mapping[str, Any], head_dim: int) -> None:
     """Refuse what a file of a supported architecture may still hold; `own` has the architecture's prefix cut off."""
     if own.get("expert_count"):
         raise ModelError(f"A mixture of {own['expert_count']} experts is not supported.", SUPPORTED)
-    if own.get("attention.sliding_window"):
-        raise ModelError(f"A sliding window ({own['attention.sliding_window']} tokens) is not supported.", SUPPORTED)
     for key in ("rope.dimension_count", "attention.value_length"):
         if own.get(key, head_dim) != head_dim:
             raise ModelError(f"{key} is {own[key]} where heads have {head_dim}: this is not supported.", SUPPORTED)
-
-
-def _gguf_rope_scaling(own: Mapping[str, Any]) -> RopeScaling | None:
-    """Read linear scaling, under its present or its former name."""
-    kind = own.get("rope.scaling.type", "linear" if "rope.scale_linear" in own else "none")
-    if kind == "none":
-        return None
-    if kind != "linear":
-        raise ModelError(f"The rotary scaling {kind!r} is not supported.", ROPE_SUPPORTED)
-    factor = _real(own, "rope.scaling.factor", own.get("rope.scale_linear", 1.0))
-    return RopeScaling(kind="linear", factor=factor) if factor != 1.0 else None

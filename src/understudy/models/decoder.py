@@ -1,4 +1,4 @@
-"""One decoder for Llama and Qwen2: grouped heads, rotary positions, gated feed-forward, RMS norms."""
+"""One decoder for Llama, Mistral, Qwen2 and Qwen3: grouped heads, rotary positions, gated feed-forward, RMS norms."""
 
 from __future__ import annotations
 
@@ -30,6 +30,9 @@ class _Layer:
     feed_forward_norm: Floats
     gate_up: PackedLinear
     down: PackedLinear
+    head_norms: Floats | None
+    """[heads + kv_heads, head_dim] what the heads of q and k are normed with, where they are"""
+    window: int | None
 
     @property
     def num_bytes(self) -> int:
@@ -101,12 +104,23 @@ class Decoder:
             feed_forward_norm=_vector(tensors.pop(prefix + "post_attention_layernorm.weight")),
             gate_up=self._kernels.linear(gate_up, weights=self.weights),
             down=self._kernels.linear(self._widened(down.T).T, weights=self.weights),
+            head_norms=_head_norms(self.config, tensors, prefix),
+            window=self.config.window(index),
         )
 
     def _widened(self, weight: Tensor) -> Tensor:
         """A weight [intermediate, ...] with zeros below, up to whole lanes: what they compute is zero."""
         missing = self._intermediate_size - weight.shape[0]
         return torch.nn.functional.pad(weight, (0, 0, 0, missing)) if missing else weight
+
+    def narrowed(self, window: int) -> Decoder:
+        """This decoder, of the same weights, with no sliding window wider than `window`: for short tests of windows."""
+        narrow = copy(self)
+        narrow._layers = [
+            layer if layer.window is None else replace(layer, window=min(layer.window, window))
+            for layer in self._layers
+        ]
+        return narrow
 
     def new_cache(self, num_blocks: int) -> Cache:
         """Make a cache of this many blocks for this model."""
@@ -132,7 +146,11 @@ class Decoder:
         for index, layer in enumerate(self._layers):
             kernels.add_rms_norm(x, delta, layer.attention_norm, config.rms_norm_eps, normed)
             qkv = layer.qkv(normed)
-            kernels.attention(qkv, rows, self._cos, self._sin, cache, index, queries, attended_heads)
+            if layer.head_norms is not None:
+                kernels.norm_heads(qkv[:num_rows], layer.head_norms, config.rms_norm_eps)
+            kernels.attention(
+                qkv, rows, self._cos, self._sin, cache, index, queries, attended_heads, window=layer.window
+            )
             delta = layer.attention_out(attended)
             kernels.add_rms_norm(x, delta, layer.feed_forward_norm, config.rms_norm_eps, normed)
             kernels.gated(layer.gate_up(normed), activated)
@@ -150,6 +168,14 @@ class Decoder:
 def _vector(weight: Tensor) -> Floats:
     vector: Floats = weight.float().contiguous().numpy()
     return vector
+
+
+def _head_norms(config: ModelConfig, tensors: dict[str, Tensor], prefix: str) -> Floats | None:
+    """One weight [head_dim] for all heads of q and one for those of k, written out head by head."""
+    if not config.head_norms:
+        return None
+    q_norm, k_norm = (_vector(tensors.pop(f"{prefix}self_attn.{name}.weight")) for name in ("q_norm", "k_norm"))
+    return np.concatenate([np.tile(q_norm, (config.num_heads, 1)), np.tile(k_norm, (config.num_kv_heads, 1))])
 
 
 def _check_shapes(config: ModelConfig, kernels: CpuKernels) -> None:

@@ -1,12 +1,13 @@
 """One GGUF file opened for reading: its metadata as plain values, its tensors as fp32 under Hugging Face names.
 
 Llama files keep q and k with the two halves of each rotary pair side by side, where Hugging Face keeps them half a
-head apart; `tensor` undoes it, so that one decoder serves both. Qwen2 files are not permuted.
+head apart; `tensor` undoes it, so that one decoder serves both. Qwen files are not permuted.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ _PER_LAYER = {
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
     "attn_output": "self_attn.o_proj",
     "ffn_norm": "post_attention_layernorm",
     "ffn_gate": "mlp.gate_proj",
@@ -49,7 +52,10 @@ class _Reader(gguf.GGUFReader):
                 f"The file ends at byte {len(self.data)}, inside {self.reading}, which needs {end}: it is truncated.",
                 AGAIN,
             )
-        return super()._get(offset, dtype, count, override_order)
+        if self.byte_order != "I" or sys.byteorder != "little":
+            return super()._get(offset, dtype, count, override_order)
+        # A slice of a mapped file costs ten times as much, and a vocabulary has hundreds of thousands of strings.
+        return np.frombuffer(self.data, dtype, int(count), int(offset))
 
     def _build_tensors(self, start_offs: int, fields: list[Any]) -> None:
         built: list[Any] = []

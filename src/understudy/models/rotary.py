@@ -11,7 +11,8 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from understudy.models.config import ModelConfig, RopeScaling
+from understudy.models.config import ModelConfig
+from understudy.models.rope_scaling import RopeScaling
 
 
 def inverse_frequencies(config: ModelConfig) -> npt.NDArray[np.float64]:
@@ -23,6 +24,8 @@ def inverse_frequencies(config: ModelConfig) -> npt.NDArray[np.float64]:
         return plain
     if scaling.kind == "linear":
         return plain / scaling.factor
+    if scaling.kind == "yarn":
+        return _yarn_frequencies(config, plain, scaling)
     return plain / llama3_divisors(plain, scaling)
 
 
@@ -38,7 +41,31 @@ def llama3_divisors(plain: npt.NDArray[np.float64], scaling: RopeScaling) -> npt
     return 1.0 / (kept + (1.0 - kept) / scaling.factor)
 
 
+def _yarn_frequencies(
+    config: ModelConfig, plain: npt.NDArray[np.float64], scaling: RopeScaling
+) -> npt.NDArray[np.float64]:
+    """Keep the frequencies of fast pairs and divide those of slow ones by `factor`; between, a ramp over the pairs."""
+    low, high = (_pair_with_turns(config, scaling, turns) for turns in (scaling.beta_fast, scaling.beta_slow))
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, config.head_dim - 1)
+    if low == high:
+        high += 0.001
+    slow: npt.NDArray[np.float64] = np.clip((np.arange(len(plain)) - low) / (high - low), 0.0, 1.0)  # [head_dim / 2]
+    return plain / scaling.factor * slow + plain * (1.0 - slow)
+
+
+def _pair_with_turns(config: ModelConfig, scaling: RopeScaling, turns: float) -> float:
+    """The place, between pairs, of the frequency that makes this many turns within the context first trained on."""
+    ratio = scaling.original_max_positions / (turns * 2.0 * math.pi)
+    return config.head_dim * math.log(ratio) / (2.0 * math.log(config.rope_theta))
+
+
 def rotary_tables(config: ModelConfig, num_positions: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """Tabulate cos and sin for positions 0 to num_positions - 1; both are [num_positions, head_dim / 2]."""
+    """Tabulate cos and sin for positions 0 to num_positions - 1; both are [num_positions, head_dim / 2].
+
+    yarn's factor on queries and keys is in them: both are turned by these, and nothing else is.
+    """
     angles = np.outer(np.arange(num_positions, dtype=np.float64), inverse_frequencies(config))
-    return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+    factor = 1.0 if config.rope_scaling is None else config.rope_scaling.attention_factor
+    return (np.cos(angles) * factor).astype(np.float32), (np.sin(angles) * factor).astype(np.float32)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +21,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from understudy.errors import ModelError
-from understudy.models.config import ROPE_SUPPORTED, ModelConfig, RopeScaling
+from understudy.models.config import ModelConfig
+from understudy.models.rope_scaling import ROPE_SUPPORTED, RopeScaling
 from understudy.models.rotary import inverse_frequencies, llama3_divisors
 from understudy.text.tokenizer import Tokenizer
 
@@ -35,6 +37,7 @@ FULL_HASH_BYTES = 256 * MEBIBYTE
 """Files up to this size are hashed whole; of larger ones the name, the size and the first and last MiB."""
 AGAIN = "Download the model again, or give a complete one."
 FLOAT_KINDS = ("F32", "F16", "BF16")
+_UNPACKING_THREADS = 4
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 
@@ -66,6 +69,9 @@ def expected_tensors(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]
             yield f"{prefix}.self_attn.{name}.weight", (rows, hidden)
             if config.attention_bias:
                 yield f"{prefix}.self_attn.{name}.bias", (rows,)
+        if config.head_norms:
+            yield f"{prefix}.self_attn.q_norm.weight", (config.head_dim,)
+            yield f"{prefix}.self_attn.k_norm.weight", (config.head_dim,)
         yield f"{prefix}.self_attn.o_proj.weight", (hidden, q_size)
         yield f"{prefix}.post_attention_layernorm.weight", (hidden,)
         yield f"{prefix}.mlp.gate_proj.weight", (inner, hidden)
@@ -101,7 +107,7 @@ def load_folder(path: str | Path, *, source_hash: str | None = None) -> LoadedMo
 
 
 def load_gguf(path: str | Path, *, progress: Progress | None = None) -> LoadedModel:
-    """Load a GGUF file of the llama or qwen2 architecture, dequantised to fp32."""
+    """Load a GGUF file of the llama, qwen2 or qwen3 architecture, dequantised to fp32."""
     from understudy.models.gguf_file import GgufFile, hugging_face_name  # a cached or plain folder needs no gguf
 
     file = Path(path)
@@ -116,11 +122,15 @@ def load_gguf(path: str | Path, *, progress: Progress | None = None) -> LoadedMo
     names = {hugging_face_name(name) or name: name for name in source.names() if name != "rope_freqs.weight"}
     _check(config, {name: source.shape(stored) for name, stored in names.items()}, dict.fromkeys(names, file))
     tensors: dict[str, torch.Tensor] = {}
-    for name, stored in names.items():
-        heads = _permuted_heads(config, name)
-        tensors[name] = torch.from_numpy(source.tensor(stored, permuted_heads=heads))
-        if progress is not None:
-            progress(len(tensors), len(names))
+
+    def unpacked(item: tuple[str, str]) -> torch.Tensor:
+        return torch.from_numpy(source.tensor(item[1], permuted_heads=_permuted_heads(config, item[0])))
+
+    with ThreadPoolExecutor(_UNPACKING_THREADS) as threads:
+        for name, tensor in zip(names, threads.map(unpacked, names.items()), strict=True):
+            tensors[name] = tensor
+            if progress is not None:
+                progress(len(tensors), len(names))
     return _settle(config, tensors, tokenizer, file, hash_files([file]))
 
 
