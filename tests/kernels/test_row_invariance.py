@@ -204,7 +204,10 @@ class Text:
             if any(self.is_seen(position, row) for row in wanted):
                 write(position, table[position // PAGE] * PAGE + position % PAGE)
         tails = [
-            [write(position, free.pop()) for position in range(row.position + 1 - row.num_tail, row.position + 1)]
+            [
+                write(position, free.pop()) if self.is_seen(position, row) else free.pop()
+                for position in range(row.position + 1 - row.num_tail, row.position + 1)
+            ]
             for row in wanted
         ]
         nothing = np.zeros(len(wanted), np.int32)
