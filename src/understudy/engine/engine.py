@@ -131,8 +131,13 @@ class Engine:
         return self._pool.num_available
 
     def _draft(self, shares: Items[Share]) -> tuple[list[Proposal], str]:
-        """Ask for drafts where the next word can be drawn and one was drawn before, and make room for them."""
+        """Ask for drafts where the next word can be drawn and one was drawn before, and make room for them.
+
+        Beside a prompt nothing is drafted: a first word takes as long as it takes plainly.
+        """
         ready = [i for i, share in enumerate(shares) if share.reaches_end and share.sequence.num_generated]
+        if any(not share.sequence.num_generated for share in shares):  # its reader waits: nobody makes this step longer
+            ready = [i for i in ready if shares[i].sequence.request.speculation.forced]
         base = _load(shares, [Proposal()] * len(shares))
         found, reason = self._drafting.propose(
             [shares[i].sequence for i in ready],

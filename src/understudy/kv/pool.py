@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 
@@ -12,7 +12,7 @@ class BlockPool:
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self._references = [0] * num_blocks
-        self._free = deque(range(num_blocks))
+        self._free = list(reversed(range(num_blocks)))  # the last one freed goes first: its memory is still warm
         self.reclaim: Callable[[], bool] = lambda: False
         """Asked when no block is free: lets go of one cached block, or returns False."""
         self.num_reclaimable: Callable[[], int] = lambda: 0
@@ -26,7 +26,7 @@ class BlockPool:
         """Return a block with one reference, or None if all are in use."""
         if not self._free and not self.reclaim():
             return None
-        block = self._free.popleft()
+        block = self._free.pop()
         self._references[block] = 1
         return block
 
