@@ -30,7 +30,6 @@ from understudy.kernels.simd import (
     bits,
     dot,
     fma,
-    has_wide_registers,
     larger,
     largest,
     load,
@@ -58,9 +57,8 @@ BLOCK = 32
 
 _GROUPS = BLOCK // 4
 _GROUP_BYTES = 4 * LANES
-_BLOCK_BYTES = BLOCK * LANES
-_EIGHT_FIT = has_wide_registers()
 _AHEAD = 16 * 1024
+"""How far ahead of its use a byte is asked for, when rows share a panel and memory would otherwise wait for them."""
 _MANY_ROWS = 16
 """From here on it pays to let all threads quantise rows."""
 
@@ -97,7 +95,7 @@ class Int8Linear:
         num_panels, num_blocks = -(-num_outputs // LANES), -(-num_inputs // BLOCK)
         scales = np.zeros(num_panels * LANES, np.float32)
         panels = np.full((num_panels, num_blocks * _GROUPS, LANES, 4), 128, np.uint8)
-        _pack(weight.float().numpy(), panels, scales)
+        _pack(np.ascontiguousarray(weight.float().numpy()), panels, scales)
         start = np.zeros(num_panels * LANES, np.float32)
         if bias is not None:
             start[:num_outputs] = bias.float().numpy()
@@ -143,23 +141,22 @@ def _pack(weight: Floats, panels: Bytes, scales: Floats) -> None:
 def _linear(x: Floats, panels: Bytes, scales: Floats, bias: Floats, out: Floats) -> None:
     """Compute x [rows, inputs] -> out [rows, outputs], panel by panel; inputs are whole blocks.
 
-    Rows that are computed together lie interleaved, [tile, block, row of the tile, BLOCK], so that one address leads
-    to all of them.
+    The rows that share a weight in a register, one or ROWS, lie interleaved as [tile, block, row of the tile, BLOCK],
+    so that one address leads to all of them. More rows at once gain nothing: the multipliers are busy with four.
     """
     num_rows, num_inputs = x.shape
     num_outputs = out.shape[1]
     num_blocks = num_inputs // BLOCK
-    num_in_eights = num_rows // 8 * 8 if _EIGHT_FIT else 0
     flat_x, flat_out = x.reshape(-1), out.reshape(-1)
     q = np.empty(num_rows * num_inputs, np.int8)
     steps = np.empty(num_rows * num_blocks, f32)
     starts = np.empty(num_rows * num_blocks, np.int32)
     if num_rows < _MANY_ROWS:
         for row in range(num_rows):
-            _quantise_row(flat_x, row, num_rows, num_in_eights, num_blocks, q, steps, starts)
+            _quantise_row(flat_x, row, min(num_rows, ROWS), num_blocks, q, steps, starts)
     else:
         for row in numba.prange(num_rows):
-            _quantise_row(flat_x, row, num_rows, num_in_eights, num_blocks, q, steps, starts)
+            _quantise_row(flat_x, row, ROWS, num_blocks, q, steps, starts)
     for panel in numba.prange(num_outputs // LANES):
         first = panel * LANES
         weights = panel * num_inputs * LANES
@@ -167,12 +164,7 @@ def _linear(x: Floats, panels: Bytes, scales: Floats, bias: Floats, out: Floats)
         if num_rows == 1:
             _one_row(q, steps, starts, panels, weights, num_blocks, scale, begin, flat_out, first)
         else:
-            for row in range(0, num_in_eights, 8):
-                _eight_rows(
-                    row * num_blocks, q, steps, starts, panels, weights, num_blocks, scale, begin, flat_out,
-                    row * num_outputs + first, num_outputs,
-                )  # fmt: skip
-            for row in range(num_in_eights, num_rows, 4):
+            for row in range(0, num_rows, ROWS):
                 _four_rows(
                     row * num_blocks, q, steps, starts, panels, weights, num_blocks, scale, begin, flat_out,
                     row * num_outputs + first, num_outputs,
@@ -181,25 +173,17 @@ def _linear(x: Floats, panels: Bytes, scales: Floats, bias: Floats, out: Floats)
 
 @jit_exact
 def _quantise_row(
-    x: Floats, row: int, num_rows: int, num_in_eights: int, num_blocks: int, q: SignedBytes, steps: Floats, starts: Ints
+    x: Floats, row: int, tile_rows: int, num_blocks: int, q: SignedBytes, steps: Floats, starts: Ints
 ) -> None:
-    """Round one row to where its tile of eight, four or one will look for it."""
-    size = 8 if row < num_in_eights else min(num_rows, 4)
-    first = row // size * size
-    quantise(x, row * num_blocks, num_blocks, first * num_blocks + row - first, size, q, steps, starts)
+    """Round the blocks of one row to bytes, with each block's step and the start of its dot products.
 
-
-@jit_exact
-def quantise(
-    x: Floats, source: int, num_blocks: int, target: int, stride: int, q: SignedBytes, steps: Floats, starts: Ints
-) -> None:
-    """Round the blocks of x from `source` on to bytes, with each block's step and the start of its dot products.
-
-    The blocks written are target, target + stride, ... A block that holds an infinity or a NaN gets the step NaN, and
-    with it every output of its row.
+    They go to the row's place in its tile. A block that holds an infinity or a NaN gets the step NaN, and with it every
+    output of its row.
     """
+    tile, place = row // tile_rows, row % tile_rows
     for number in range(num_blocks):
-        at, block = (source + number) * BLOCK, target + number * stride
+        at = (row * num_blocks + number) * BLOCK
+        block = (tile * num_blocks + number) * tile_rows + place
         to = block * BLOCK
         high = magnitude_bits(load(x, at))
         for i in range(LANES, BLOCK, LANES):
@@ -268,51 +252,3 @@ def _four_rows(
     store(out, to + m, fma(t1, scale, bias))
     store(out, to + 2 * m, fma(t2, scale, bias))
     store(out, to + 3 * m, fma(t3, scale, bias))
-
-
-@jit_exact
-def _eight_rows(
-    tile: int, q: SignedBytes, steps: Floats, starts: Ints, panels: Bytes, weights: int, num_blocks: int, scale: Vector,
-    bias: Vector, out: Floats, to: int, m: int,
-) -> None:  # fmt: skip
-    """8 rows, whose blocks start with number `tile`, times one panel; their outputs lie m apart, from `to` on."""
-    t0 = splat(f32(0))
-    t1, t2, t3, t4, t5, t6, t7 = t0, t0, t0, t0, t0, t0, t0
-    for block in range(tile, tile + 8 * num_blocks, 8):
-        s0 = spread_integer(starts, block)
-        s1 = spread_integer(starts, block + 1)
-        s2 = spread_integer(starts, block + 2)
-        s3 = spread_integer(starts, block + 3)
-        s4 = spread_integer(starts, block + 4)
-        s5 = spread_integer(starts, block + 5)
-        s6 = spread_integer(starts, block + 6)
-        s7 = spread_integer(starts, block + 7)
-        for group in range(_GROUPS):
-            at = block * BLOCK + group * 4
-            prefetch(panels, weights + _AHEAD)
-            weight = load_groups(panels, weights)
-            weights += _GROUP_BYTES
-            s0 = dot(s0, weight, spread_group(q, at))
-            s1 = dot(s1, weight, spread_group(q, at + 1 * BLOCK))
-            s2 = dot(s2, weight, spread_group(q, at + 2 * BLOCK))
-            s3 = dot(s3, weight, spread_group(q, at + 3 * BLOCK))
-            s4 = dot(s4, weight, spread_group(q, at + 4 * BLOCK))
-            s5 = dot(s5, weight, spread_group(q, at + 5 * BLOCK))
-            s6 = dot(s6, weight, spread_group(q, at + 6 * BLOCK))
-            s7 = dot(s7, weight, spread_group(q, at + 7 * BLOCK))
-        t0 = fma(to_floats(s0), spread(steps, block), t0)
-        t1 = fma(to_floats(s1), spread(steps, block + 1), t1)
-        t2 = fma(to_floats(s2), spread(steps, block + 2), t2)
-        t3 = fma(to_floats(s3), spread(steps, block + 3), t3)
-        t4 = fma(to_floats(s4), spread(steps, block + 4), t4)
-        t5 = fma(to_floats(s5), spread(steps, block + 5), t5)
-        t6 = fma(to_floats(s6), spread(steps, block + 6), t6)
-        t7 = fma(to_floats(s7), spread(steps, block + 7), t7)
-    store(out, to, fma(t0, scale, bias))
-    store(out, to + m, fma(t1, scale, bias))
-    store(out, to + 2 * m, fma(t2, scale, bias))
-    store(out, to + 3 * m, fma(t3, scale, bias))
-    store(out, to + 4 * m, fma(t4, scale, bias))
-    store(out, to + 5 * m, fma(t5, scale, bias))
-    store(out, to + 6 * m, fma(t6, scale, bias))
-    store(out, to + 7 * m, fma(t7, scale, bias))
