@@ -28,6 +28,7 @@ class Behaviour:
     """Sent instead of a stream."""
     bodies: list[dict[str, Any]] = field(default_factory=list)
     keys: list[str | None] = field(default_factory=list)
+    times_s: list[float] = field(default_factory=list)
     most_at_once: int = 0
     num_running: int = 0
     url: str = ""
@@ -61,6 +62,7 @@ def fake_server(behaviour: Behaviour | None = None) -> Iterator[Behaviour]:
                 number = len(told.bodies)
                 told.bodies.append(body)
                 told.keys.append(self.headers["Authorization"])
+                told.times_s.append(time.perf_counter())
                 told.num_running += 1
                 told.most_at_once = max(told.most_at_once, told.num_running)
             try:

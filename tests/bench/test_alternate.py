@@ -1,4 +1,3 @@
-import time
 from dataclasses import dataclass, field
 
 import pytest
@@ -9,13 +8,30 @@ from understudy.bench.served import Answer, Served
 from understudy.bench.workloads import Unit
 
 
+class FakeTime:
+    """A clock that only moves when an arm says so."""
+
+    now_s = 50.0
+
+    def perf_counter(self) -> float:
+        return self.now_s
+
+
+CLOCK = FakeTime()
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("understudy.bench.alternate.time", CLOCK)
+
+
 @dataclass
 class FakeArm:
     """Answers after a while, and writes down when it was its turn."""
 
     name: str
     diary: list[str]
-    seconds: float = 0.0
+    seconds: float = 1.0
     answers: list[Answer | type[BaseException]] = field(default_factory=list)
     warmed_up: int = 0
 
@@ -24,7 +40,7 @@ class FakeArm:
 
     def serve(self, unit: Unit) -> Served:
         self.diary.append(f"{self.name}:{unit.prompt_class}")
-        time.sleep(self.seconds)
+        CLOCK.now_s += self.seconds
         said = self.answers.pop(0) if self.answers else answer()
         if isinstance(said, type):
             raise said
@@ -61,29 +77,31 @@ def test_one_round_is_always_run_and_who_begins_changes() -> None:
 
 def test_of_each_class_every_arm_begins_as_often() -> None:
     diary: list[str] = []
-    arms = [FakeArm(name, diary, seconds=0.002) for name in ("plain", "a", "b")]
-    measured = run(arms, "code", "chat", budget_s=0.3)
-    num_whole = measured.num_rounds // 3 * 3
-    assert num_whole >= 3
+    arms = [FakeArm(name, diary, seconds=1.0) for name in ("plain", "a", "b")]
+    measured = run(arms, "code", "chat", budget_s=6 * 6.0)
+    assert measured.num_rounds == 6
     for name in ("code", "chat"):
-        begun = [line for line in diary if line.endswith(name)][::3][:num_whole]
-        assert {begun.count(f"{arm.name}:{name}") for arm in arms} == {num_whole // 3}
+        begun = [line for line in diary if line.endswith(name)][::3]
+        assert [begun.count(f"{arm.name}:{name}") for arm in arms] == [2, 2, 2]
 
 
-def test_the_budget_is_kept_in_whole_rounds() -> None:
-    arms = [FakeArm("plain", [], seconds=0.02), FakeArm("default", [], seconds=0.02)]
-    measured = run(arms, "code", "chat", budget_s=0.4)  # a round takes 0.08
-    assert 2 <= measured.num_rounds <= 5
-    assert len(measured.turns) == 2 * measured.num_rounds
-    assert measured.seconds <= 0.45
+@pytest.mark.parametrize(("budget_s", "num_rounds"), [(0.1, 1), (7.9, 1), (8.0, 2), (39.0, 9), (40.0, 10)])
+def test_the_budget_is_kept_in_whole_rounds(budget_s: float, num_rounds: int) -> None:
+    arms = [FakeArm("plain", [], seconds=1.0), FakeArm("default", [], seconds=1.0)]
+    measured = run(arms, "code", "chat", budget_s=budget_s)  # a round takes four seconds
+    assert measured.num_rounds == num_rounds
+    assert len(measured.turns) == 2 * num_rounds
+    assert measured.seconds == pytest.approx(4.0 * num_rounds)
 
 
 def test_a_first_round_longer_than_the_budget_corrects_what_is_expected() -> None:
     watcher = Watcher()
-    arms = [FakeArm("plain", [], seconds=0.05)]
-    alternate(arms, plan("code", "chat"), budget_s=0.01, watcher=watcher)
+    arms = [FakeArm("plain", [], seconds=50.0)]
+    alternate(arms, plan("code", "chat"), budget_s=10.0, watcher=watcher)
     assert watcher.rounds == [1]
-    assert watcher.expected_s[-1] >= 0.1
+    assert watcher.expected_s == [10.0, 10.0, 100.0], (
+        "warming up, the first unit, and after it is known how long one is"
+    )
 
 
 def test_an_interruption_keeps_what_all_arms_have_served() -> None:
