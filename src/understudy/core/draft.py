@@ -70,6 +70,8 @@ class Draft:
     def keep(self, nodes: Iterable[int]) -> Draft:
         """Return the draft of these nodes alone; with a node its parent must be kept."""
         kept = sorted(set(nodes))
+        if len(kept) in (0, len(self.tokens)):
+            return self if kept else EMPTY
         place = {ROOT: ROOT} | {node: index for index, node in enumerate(kept)}
         return Draft(
             tuple(self.tokens[node] for node in kept),

@@ -215,7 +215,8 @@ class Drafting:
 
     def _merged(self, sequence: Sequence, drafts: Items[Draft], budget: Budget) -> Draft:
         """All drafts in one tree, each calibrated first."""
-        return self._clipped(merge([self._calibrated(sequence, draft) for draft in drafts]), budget)
+        filled = [self._calibrated(sequence, draft) for draft in drafts if len(draft)]
+        return self._clipped(merge(filled), budget) if len(filled) > 1 else filled[0] if filled else EMPTY
 
     def _clipped(self, draft: Draft, budget: Budget) -> Draft:
         return draft.clipped(vocab_size=self._vocab_size, max_depth=budget.max_depth, max_rows=budget.max_rows)
