@@ -10,7 +10,7 @@ from pathlib import Path
 from understudy.config import EngineConfig
 from understudy.control.cost import CostModel, profile
 from understudy.core.events import EventSink, Fallback, Notice, log_fallbacks
-from understudy.core.weights import WeightType
+from understudy.core.weights import DEFAULT_WEIGHTS, WeightType
 from understudy.drafters.base import Drafter
 from understudy.engine.engine import Engine
 from understudy.errors import ConfigError
@@ -79,7 +79,7 @@ class Target:
 def load_target(
     model: str | Path | None = None,
     *,
-    weights: WeightType = "fp32",
+    weights: WeightType = DEFAULT_WEIGHTS,
     draft: str | Path | None = None,
     cross_tokenizer: bool = False,
     num_threads: int | None = None,

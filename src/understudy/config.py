@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from understudy.core.weights import WEIGHT_TYPES, WeightType
+from understudy.core.weights import DEFAULT_WEIGHTS, WEIGHT_TYPES, WeightType
 from understudy.errors import ConfigError
 
 DRAFTERS = ("suffix", "ngram", "lookahead", "model")
@@ -32,7 +32,7 @@ class EngineConfig:
     """Room for keys and values, in tokens; measured from free memory if None."""
     prefix_cache: bool = True
     num_threads: int | None = None
-    weights: WeightType = "fp32"
+    weights: WeightType = DEFAULT_WEIGHTS
     """How a model that is loaded holds its weights; a target that is handed over has made its choice."""
 
     def __post_init__(self) -> None:

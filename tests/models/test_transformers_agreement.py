@@ -198,27 +198,27 @@ class TestLogits:
     def test_every_kind_of_model(self, case: Case, tmp_path: Path) -> None:
         folder = write_tiny_model(tmp_path / "model", case.architecture, seed=1, **case.settings)
         tokens = some_tokens(1)
-        assert_agree(logits_by_us(load_target(folder), tokens), logits_by_transformers(folder, tokens))
+        assert_agree(logits_by_us(load_target(folder, weights="fp32"), tokens), logits_by_transformers(folder, tokens))
 
     @pytest.mark.parametrize("seed", range(24))
     def test_random_shapes(self, seed: int, tmp_path: Path) -> None:
         case = random_case(seed)
         folder = write_tiny_model(tmp_path / "model", case.architecture, seed=seed, **case.settings)
         tokens = some_tokens(seed)
-        assert_agree(logits_by_us(load_target(folder), tokens), logits_by_transformers(folder, tokens))
+        assert_agree(logits_by_us(load_target(folder, weights="fp32"), tokens), logits_by_transformers(folder, tokens))
 
     @pytest.mark.parametrize("case", [case for case in NAMED_CASES if can_be_gguf(case)], ids=str)
     def test_every_kind_of_model_as_gguf(self, case: Case, tmp_path: Path) -> None:
         folder = write_tiny_model(tmp_path / "model", case.architecture, seed=1, **case.settings)
         file = write_tiny_gguf(folder, tmp_path / "model.gguf")
         tokens = some_tokens(1)
-        assert_agree(logits_by_us(load_target(file), tokens), logits_by_transformers(folder, tokens))
+        assert_agree(logits_by_us(load_target(file, weights="fp32"), tokens), logits_by_transformers(folder, tokens))
 
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
     def test_weights_of_half_precision_are_read_as_they_are(self, dtype: torch.dtype, tmp_path: Path) -> None:
         folder = write_tiny_model(tmp_path / "model", dtype=dtype, sharded=True, tie_word_embeddings=False)
         tokens = some_tokens(2)
-        assert_agree(logits_by_us(load_target(folder), tokens), logits_by_transformers(folder, tokens))
+        assert_agree(logits_by_us(load_target(folder, weights="fp32"), tokens), logits_by_transformers(folder, tokens))
 
     @pytest.mark.parametrize("scaling", [LLAMA3, LINEAR, THETA, *YARNS[:5]], ids=short)
     def test_a_forgotten_scaling_would_be_seen(self, scaling: dict[str, Any], tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ class TestLogits:
         scaled = write_tiny_model(tmp_path / "scaled", rope_parameters=scaling)
         plain = write_tiny_model(tmp_path / "plain")
         tokens = some_tokens(3)
-        ours, theirs = logits_by_us(load_target(plain), tokens), logits_by_transformers(scaled, tokens)
+        ours, theirs = logits_by_us(load_target(plain, weights="fp32"), tokens), logits_by_transformers(scaled, tokens)
         assert largest_difference(ours, theirs) > 100 * CLOSE
 
     def test_a_window_of_another_length_would_be_seen(self, tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ class TestLogits:
         theirs = logits_by_transformers(windowed, tokens)
         for window in (19, 21, None):
             other = write_tiny_model(tmp_path / f"{window}", "mistral", sliding_window=window)
-            assert largest_difference(logits_by_us(load_target(other), tokens), theirs) > 100 * CLOSE
+            assert largest_difference(logits_by_us(load_target(other, weights="fp32"), tokens), theirs) > 100 * CLOSE
 
 
 PROMPTS = [
@@ -253,7 +253,7 @@ NEAR_TIE = 5e-3
 @pytest.fixture(scope="module")
 def embedded() -> tuple[LLM, Any]:
     """The embedded model, by us and by transformers, from the same converted files."""
-    llm = LLM(drafters=(), kv_tokens=2048)
+    llm = LLM(drafters=(), kv_tokens=2048, weights="fp32")
     return llm, load_transformers(cache_folder() / "models" / f"{NAME}-{GGUF_SHA256[:12]}-{FORMAT}")
 
 

@@ -8,3 +8,6 @@ WeightType = Literal["fp32", "int8"]
 """int8 is the linear layers of the body in bytes; embedding, norms and output layer stay fp32."""
 
 WEIGHT_TYPES: tuple[WeightType, ...] = get_args(WeightType)
+
+DEFAULT_WEIGHTS: WeightType = "int8"
+"""The type with the most tokens per second, speculation included: see docs/DECISIONS.md, 19."""
