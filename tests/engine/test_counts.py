@@ -9,10 +9,10 @@ import pytest
 
 from tests.engine.engines import new_engine, run_alone, steps
 from tests.engine.scripted import Book, Right, Scripted
+from understudy.assembly import Target
 from understudy.core.draft import Draft
 from understudy.core.request import Request, SamplingParams, Speculation, SpeculationCounts
 from understudy.drafters.base import Budget, Context
-from understudy.assembly import Target
 
 SAMPLING = SamplingParams(temperature=1.0, max_tokens=13, seed=3, ignore_eos=True)
 REQUEST = Request(
