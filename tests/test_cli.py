@@ -76,7 +76,7 @@ def test_help_is_fast_and_needs_no_torch() -> None:
     started = time.perf_counter()
     shown = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     assert time.perf_counter() - started < 10  # a loaded machine; half a second on an idle one
-    assert shown.count("examples:") == 4
+    assert shown.count("examples:") == 5
 
 
 def test_version(run: Run) -> None:
@@ -353,7 +353,7 @@ def test_verify_can_write_to_the_output(run: Run, model: Path, prompts: Path) ->
 
 def test_full_means_every_setting(run: Run, model: Path, prompts: Path) -> None:
     _, out, _ = run("verify", model, "--prompts", prompts, "--json", "-", "--full", *ONE_SETTING)
-    assert len(json.loads(out)["cut"]) == 53
+    assert len(json.loads(out)["cut"]) == 179
 
 
 def test_verify_finds_a_broken_engine(run: Run, model: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,6 +40,11 @@ class DraftModel:
     num_bytes: int
     """Memory of its weights; nothing where they are the target's own."""
 
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Memory that one token's keys and values take in its own cache."""
+        return _kv_bytes_per_token(self.decoder)
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -67,8 +72,7 @@ class Target:
     @property
     def kv_bytes_per_token(self) -> int:
         """Memory that one token's keys and values take."""
-        config = self.decoder.config
-        return 2 * 4 * config.num_layers * config.num_kv_heads * config.head_dim
+        return _kv_bytes_per_token(self.decoder)
 
     @property
     def system_fingerprint(self) -> str:
@@ -140,8 +144,8 @@ def _own_layers(target: Target, draft: str) -> DraftModel:
     return DraftModel(target.decoder.first_layers(int(count)), same, f"{target.name}, its first {count} layers", 0)
 
 
-def make_drafter(name: str, target: Target, *, num_blocks: int) -> Drafter:
-    """Build a drafter by its name; a draft model gets as many blocks as the target has."""
+def make_drafter(name: str, target: Target, *, num_blocks: int, draft_cost: CostModel | None = None) -> Drafter:
+    """Build a drafter by its name; a draft model gets as many blocks as the target has, and its cost is measured."""
     from understudy.drafters.lookahead import LookaheadDrafter
     from understudy.drafters.model import ModelDrafter
     from understudy.drafters.ngram import NgramDrafter
@@ -151,7 +155,7 @@ def make_drafter(name: str, target: Target, *, num_blocks: int) -> Drafter:
         if target.draft is None:
             raise ConfigError("The drafter 'model' has no model.", "Name one with --draft, or leave this drafter out.")
         runner = Runner(target.draft.decoder, num_blocks=num_blocks, page_tokens=target.page_tokens)
-        return ModelDrafter(runner, target.draft.vocabulary, cost=measure_cost(runner))
+        return ModelDrafter(runner, target.draft.vocabulary, cost=draft_cost or measure_cost(runner))
     drafters: dict[str, Callable[[], Drafter]] = {
         "suffix": SuffixDrafter,
         "ngram": NgramDrafter,
@@ -166,9 +170,10 @@ def build_engine(
     *,
     drafters: Sequence[Drafter] | None = None,
     cost: CostModel | None = None,
+    draft_cost: CostModel | None = None,
     emit: EventSink = log_fallbacks,
 ) -> Engine:
-    """Put an engine around a target. Without a `cost` one is measured, unless there is nothing to decide."""
+    """Put an engine around a target. Costs that are not given are measured, unless there is nothing to decide."""
     config = config or EngineConfig()
     num_blocks = -(-_kv_tokens(target, config) // target.page_tokens)
     runner = Runner(
@@ -179,7 +184,7 @@ def build_engine(
     )
     if drafters is None:
         names = config.drafters if target.is_row_invariant else ()
-        drafters = [make_drafter(name, target, num_blocks=num_blocks) for name in names]
+        drafters = [make_drafter(name, target, num_blocks=num_blocks, draft_cost=draft_cost) for name in names]
     if cost is None:
         cost = measure_cost(runner) if drafters else CostModel({1: 1.0})
     return Engine(runner, target.tokenizer, cost=cost, drafters=drafters, config=config, emit=emit)
@@ -201,6 +206,11 @@ def _kv_tokens(target: Target, config: EngineConfig) -> int:
     limit = min(config.max_context or most, most)
     budget = min(_MOST_KV_BYTES, _free_bytes() // 4)
     return max(limit + target.page_tokens, min(budget // target.kv_bytes_per_token, limit * config.max_sequences))
+
+
+def _kv_bytes_per_token(decoder: Decoder) -> int:
+    config = decoder.config
+    return 2 * 4 * config.num_layers * config.num_kv_heads * config.head_dim
 
 
 def _free_bytes() -> int:

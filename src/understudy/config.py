@@ -13,6 +13,11 @@ DRAFTERS = ("suffix", "ngram", "lookahead", "model")
 DEFAULT_DRAFTERS = ("suffix",)
 
 
+def default_drafters(*, has_draft: bool) -> tuple[str, ...]:
+    """Who drafts where nobody says so: a draft model that is there is there to be used."""
+    return (*DEFAULT_DRAFTERS, "model") if has_draft else DEFAULT_DRAFTERS
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """How an engine is built."""
@@ -51,7 +56,7 @@ class EngineConfig:
         if self.draft is not None and not isinstance(self.draft, str):
             raise ConfigError(f"draft is {self.draft!r}.", "Give the folder or the file of a model.")
         if self.draft is not None and tuple(self.drafters) == DEFAULT_DRAFTERS:
-            object.__setattr__(self, "drafters", (*DEFAULT_DRAFTERS, "model"))
+            object.__setattr__(self, "drafters", default_drafters(has_draft=True))
         for name in ("max_rows_per_step", "max_sequences", "max_context", "kv_tokens", "num_threads"):
             value = getattr(self, name)
             if value is None and name in ("max_context", "kv_tokens", "num_threads"):

@@ -54,6 +54,7 @@ class LLM:
             progress=progress,
         )
         self.engine = build_engine(self.target, config, emit=emit)
+        self._system_fingerprint = self.target.system_fingerprint
         self._request_numbers = itertools.count()
         self._lock = threading.Lock()  # around the engine, which knows nothing of threads
         self._inbox: dict[str, deque[Output]] = {}  # what requests said and nobody has taken yet
@@ -159,6 +160,7 @@ class LLM:
             self._leave(sequences)
         for request_id, running in sequences.items():
             _complete(results[request_id], running)
+            results[request_id].system_fingerprint = self._system_fingerprint
         return [results[request.request_id] for request in requests]
 
     def stream(self, prompt: Prompt, sampling: SamplingParams | None = None) -> Iterator[Output]:

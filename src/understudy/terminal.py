@@ -75,6 +75,7 @@ def result_json(result: Result, model: str, seconds: float) -> dict[str, Any]:
     return {
         "model": model,
         "seed": result.seed,
+        "system_fingerprint": result.system_fingerprint,
         "choices": [
             {
                 "index": completion.index,

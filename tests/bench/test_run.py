@@ -1,15 +1,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
 from tests.bench.made_up import question, unit
 from tests.tiny_models import write_tiny_model
-from understudy.assembly import Target, load_target
+from understudy.assembly import Target, load_target, with_draft
 from understudy.bench.arrivals import Closed, Recorded, Timed
-from understudy.bench.engines import build_arms, drafters_of, encoder, room_tokens, weight_bytes
+from understudy.bench.engines import build_arms, drafters_of, encoder, room_tokens
 from understudy.bench.prompts import Prompt
+from understudy.bench.record import MemoryBytes
 from understudy.bench.run import serve
 from understudy.bench.workloads import Plan, Unit, choose
 from understudy.config import EngineConfig
@@ -107,7 +109,7 @@ def plan_for(target: Target, **options: object) -> Plan:
 
 def test_arms_say_the_same_words_and_tell_what_they_did(target: Target) -> None:
     plan = plan_for(target, concurrencies=(3,))
-    plain, default = build_arms(target, ["plain", "default"], plan, weights="fp32")
+    plain, default = build_arms(target, ["plain", "default"], plan)
     (here,) = plan.round(0)
     served = {}
     for arm in (plain, default):
@@ -138,28 +140,40 @@ def test_a_repetition_finds_nothing_of_the_one_before(target: Target) -> None:
         engine.serve(here)
     assert len({request.prompt_ids for request in engine.requests}) == 3
     assert len({request.tenant for request in engine.requests}) == 6
-    (arm,) = build_arms(target, ["default"], plan, weights="fp32")
+    (arm,) = build_arms(target, ["default"], plan)
     assert not arm.engine.config.prefix_cache
 
 
 def test_names_of_arms() -> None:
     assert drafters_of("plain") == ()
     assert drafters_of("default") == EngineConfig().drafters
-    assert drafters_of("suffix+ngram") == ("suffix", "ngram")
+    assert drafters_of("default", has_draft=True) == EngineConfig(draft="layers:1").drafters == ("suffix", "model")
+    assert drafters_of("suffix+ngram", has_draft=True) == ("suffix", "ngram")
 
 
 def test_memory_by_hand(target: Target) -> None:
-    """304 tokens of 64, two layers of q 64, k and v 32, o 64, three of 128, norms; fp32."""
-    layer = 64 * (64 + 32 + 32 + 64) + 3 * 64 * 128 + 2 * 64
-    assert weight_bytes(target) == getattr(target, "num_bytes", 4 * (304 * 64 + 2 * layer + 64))
+    """A token's keys and values: two layers of two heads of 16, fp32; one layer in the draft's own cache."""
     plan = plan_for(target, concurrencies=(1, 64))
     room = room_tokens(target, plan)
     longest = max(len(q.prompt_ids) for q in plan.all_questions) + 24
     assert room % target.page_tokens == 0
     assert room >= 64 * longest
-    (arm,) = build_arms(target, ["plain"], plan, weights="fp32")
-    assert arm.facts.memory.kv == room * target.kv_bytes_per_token
-    assert arm.facts.memory.draft == 0
+    per_layer = 2 * 4 * 2 * 16
+    (plain,) = build_arms(target, ["plain"], plan)
+    assert plain.facts.memory == MemoryBytes(target.num_bytes, 0, room * 2 * per_layer)
+    with_layers = with_draft(target, "layers:1")
+    memory = {arm.name: arm.facts.memory for arm in build_arms(with_layers, ["plain", "default", "suffix"], plan)}
+    assert memory["plain"] == memory["suffix"] == plain.facts.memory
+    assert memory["default"] == MemoryBytes(target.num_bytes, 0, room * 3 * per_layer)
+
+
+def test_a_draft_of_its_own_has_memory_of_its_own(target: Target, tmp_path: Path) -> None:
+    plan = plan_for(target, concurrencies=(1,))
+    drafted = with_draft(target, write_tiny_model(tmp_path / "draft", num_hidden_layers=1))
+    assert drafted.draft is not None
+    (arm,) = build_arms(drafted, ["model"], plan)
+    assert arm.facts.memory.draft == drafted.draft.num_bytes > 0
+    assert arm.facts.drafters == ("model",)
 
 
 def test_room_has_its_limits(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:

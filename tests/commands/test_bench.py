@@ -144,7 +144,7 @@ def test_a_broken_engine_is_found(
 ) -> None:
     monkeypatch.setattr("understudy.engine.engine.walk", believing_walk)
     free = CostModel({1: 1.0, 256: 1.0})  # rows cost nothing, so every draft is bought
-    monkeypatch.setattr("understudy.llm.measure_cost", lambda runner: free)
+    monkeypatch.setattr("understudy.assembly.measure_cost", lambda runner: free)
     record = measure("--temperature", 2, "--seed", 1, "--max-tokens", 64, expected=1)
     assert rows(record, "drafter", "identical")[-2:] == [("plain", True), ("default", False)]
 
@@ -230,7 +230,7 @@ def test_a_page_is_written_from_the_record(
 def test_bad_arguments_are_refused_before_a_model_is_loaded(
     run: Run, monkeypatch: pytest.MonkeyPatch, argv: list[str], what: str
 ) -> None:
-    monkeypatch.setattr("understudy.llm.load_model", None)
+    monkeypatch.setattr("understudy.assembly.load_model", None)
     code, out, err = run(*argv)
     assert (code, out) == (2, "")
     assert what in err

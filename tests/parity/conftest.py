@@ -5,6 +5,8 @@ import pytest
 from tests.tiny_models import write_tiny_model
 from understudy.assembly import Target, load_target
 from understudy.bench.prompts import Prompt
+from understudy.core.weights import WEIGHT_TYPES
+from understudy.parity.verify import Targets
 
 TEXTS = (
     "the cat and the dog and the other one went there then, the cat and the dog",
@@ -20,7 +22,14 @@ PROMPTS = [Prompt("code" if "print" in text else "chat", text=text) for text in 
 
 
 @pytest.fixture(scope="session")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
+def targets(tmp_path_factory: pytest.TempPathFactory) -> Targets:
     """A tiny model that repeats itself often, but not always: drafts are accepted and rejected."""
     folder: Path = write_tiny_model(tmp_path_factory.mktemp("parity") / "tiny")
-    return load_target(folder, num_threads=1)
+    loaded = {name: load_target(folder, weights=name, draft="layers:1", num_threads=1) for name in WEIGHT_TYPES}
+    return lambda weights, progress: loaded[weights]
+
+
+@pytest.fixture(scope="session")
+def target(targets: Targets) -> Target:
+    """The same with fp32 weights."""
+    return targets("fp32", lambda done, total: None)

@@ -1,4 +1,5 @@
 import json
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -8,16 +9,18 @@ from tests.parity.broken import FailingDrafter, SilentDrafter, believing_walk, c
 from tests.parity.conftest import PROMPTS
 from understudy.assembly import Target
 from understudy.bench.prompts import Prompt
+from understudy.core.request import SpeculationCounts
 from understudy.errors import InvalidRequest
 from understudy.parity.cases import LEAST_CASES, Case, CaseSet, make_cases
 from understudy.parity.report import show, to_json
 from understudy.parity.run import Happenings
 from understudy.parity.settings import Setting, every_setting, pairwise
-from understudy.parity.verify import Report, SettingReport, scarce, vacuous_reasons, verify
+from understudy.parity.verify import Report, SettingReport, Targets, scarce, vacuous_reasons, verify
 
-HARDEST = Setting(("suffix", "ngram"), 0.0, 4, True, True)
-PLAIN_CHAIN = Setting(("ngram",), 0.0, 1, False, False)
-TREES = Setting(("suffix",), 1.0, 1, False, False)
+HARDEST = Setting(("suffix", "ngram", "lookahead", "model"), 0.0, 4, True, True, "int8")
+PLAIN_CHAIN = Setting(("ngram",), 0.0, 1, False, False, "fp32")
+SCOUTING = Setting(("lookahead",), 0.7, 1, False, False, "fp32")
+TREES = Setting(("suffix",), 1.0, 1, False, False, "fp32")
 
 
 @pytest.fixture(scope="module")
@@ -26,14 +29,14 @@ def cases(target: Target) -> CaseSet:
 
 
 @pytest.fixture(scope="module")
-def report(target: Target, cases: CaseSet) -> Report:
-    return verify(target, cases, pairwise(every_setting()))
+def report(targets: Targets, cases: CaseSet) -> Report:
+    return verify(targets, cases, pairwise(every_setting()))
 
 
 def test_the_words_are_the_same_under_every_pair_of_settings(report: Report) -> None:
     assert report.differences == []
     assert [line.vacuous for line in report.settings] == [[] for _ in report.settings]
-    assert report.compared == report.identical > 90
+    assert report.compared == report.identical > 180
     assert report.proven
     assert report.cut == []
 
@@ -45,21 +48,39 @@ def test_what_a_setting_claims_did_happen(report: Report) -> None:
         assert happenings.most_sequences == line.setting.concurrency
         assert bool(happenings.cached_tokens) == line.setting.prefix_cache
         assert bool(happenings.preemptions) == line.setting.preemption
+        assert bool(happenings.num_scout_rows) == ("lookahead" in line.setting.drafters)
+        assert set(happenings.accepted_by_drafter) <= set(line.setting.drafters)
+        assert sum(happenings.accepted_by_drafter.values()) == happenings.counts.accepted
+    assert {line.setting.weights for line in report.settings} == {"int8", "fp32"}
+
+
+def test_each_kind_of_weights_has_words_of_its_own(report: Report, targets: Targets, cases: CaseSet) -> None:
+    """Were int8 compared with the words of fp32, the proof would be of something else."""
+    assert set(report.system_fingerprints) == {"int8", "fp32"}
+    assert len(set(report.system_fingerprints.values())) == 2
+    proven = verify(targets, cases, [TREES])
+    assert set(proven.system_fingerprints) == {"fp32"}
 
 
 @pytest.mark.full
-def test_the_words_are_the_same_under_every_setting(target: Target, cases: CaseSet) -> None:
-    report = verify(target, cases, every_setting())
+def test_the_words_are_the_same_under_every_setting(targets: Targets, cases: CaseSet) -> None:
+    report = verify(targets, cases, every_setting())
     assert report.differences == []
-    assert len(report.settings) == 54
+    assert len(report.settings) == 180
+    assert report.proven
 
 
-def test_a_report_can_be_written_and_shown(report: Report, cases: CaseSet, target: Target) -> None:
-    value = json.loads(json.dumps(to_json(report, cases, target)))
+def test_a_report_can_be_written_and_shown(report: Report, cases: CaseSet) -> None:
+    value = json.loads(json.dumps(to_json(report, cases)))
     assert value["compared"] == value["identical"] == report.compared
     assert value["vacuous"] == value["differences"] == value["cut"] == []
     assert set(value["settings"]) == {line.setting.name for line in report.settings}
-    assert value["model"] == "tiny"
+    assert (value["model"], value["draft"]) == ("tiny", "tiny, its first 1 layers")
+    assert sorted(value["weights"]) == ["fp32", "int8"]
+    assert value["system_fingerprints"] == report.system_fingerprints
+    assert {line["weights"] for line in value["settings"].values()} == {"fp32", "int8"}
+    assert value["settings"][HARDEST.name]["accepted_by_drafter"]["model"] > 0
+    assert value["settings"][HARDEST.name]["scout_rows"] > 0
     assert len(value["prompts"]) == LEAST_CASES
     assert {"drafted", "accepted", "rejected", "cached_tokens", "preemptions", "most_sequences"} <= set(
         value["settings"][HARDEST.name]
@@ -78,7 +99,7 @@ def test_a_report_can_be_written_and_shown(report: Report, cases: CaseSet, targe
     ],
 )
 def test_a_broken_engine_is_found_out(
-    target: Target,
+    targets: Targets,
     cases: CaseSet,
     monkeypatch: pytest.MonkeyPatch,
     place: str,
@@ -87,7 +108,7 @@ def test_a_broken_engine_is_found_out(
     fields: set[str],
 ) -> None:
     monkeypatch.setattr(place, broken)
-    report = verify(target, cases, [setting])
+    report = verify(targets, cases, [setting])
     assert not report.proven
     assert report.identical < report.compared
     first = report.differences[0]
@@ -96,31 +117,31 @@ def test_a_broken_engine_is_found_out(
     assert {difference.field for difference in report.differences} >= fields
     console = Console(width=160, record=True, quiet=True)
     show(report, cases, console)
-    assert to_json(report, cases, target)["differences"][0]["position"] == first.position
+    assert to_json(report, cases)["differences"][0]["position"] == first.position
 
 
 def test_a_drafter_that_says_nothing_proves_nothing(
-    target: Target, cases: CaseSet, monkeypatch: pytest.MonkeyPatch
+    targets: Targets, cases: CaseSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("understudy.assembly.make_drafter", lambda *name, **room: SilentDrafter())
-    report = verify(target, cases, [PLAIN_CHAIN])
+    report = verify(targets, cases, [PLAIN_CHAIN])
     assert report.identical == report.compared
     assert not report.proven
     assert [line.setting for line in report.vacuous] == [PLAIN_CHAIN]
     assert "no token was drafted" in report.vacuous[0].vacuous
-    assert to_json(report, cases, target)["vacuous"] == [PLAIN_CHAIN.name]
+    assert to_json(report, cases)["vacuous"] == [PLAIN_CHAIN.name]
 
 
-def test_a_drafter_that_fails_is_told(target: Target, cases: CaseSet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_drafter_that_fails_is_told(targets: Targets, cases: CaseSet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("understudy.assembly.make_drafter", lambda *name, **room: FailingDrafter())
-    report = verify(target, cases, [PLAIN_CHAIN])
+    report = verify(targets, cases, [PLAIN_CHAIN])
     assert report.identical == report.compared
     assert any("no more" in reason for reason in report.vacuous[0].vacuous)
 
 
-def test_prompts_below_a_block_prove_nothing_of_the_prefix_cache(target: Target) -> None:
+def test_prompts_below_a_block_prove_nothing_of_the_prefix_cache(target: Target, targets: Targets) -> None:
     short = make_cases([Prompt(text=f"the cat and {word}") for word in "abcdefgh"], target, count=8, max_tokens=16)
-    report = verify(target, short, [replace(PLAIN_CHAIN, prefix_cache=True)])
+    report = verify(targets, short, [replace(PLAIN_CHAIN, prefix_cache=True)])
     assert any("prefix cache" in reason for reason in report.vacuous[0].vacuous)
 
 
@@ -131,13 +152,24 @@ def test_prompts_below_a_block_prove_nothing_of_the_prefix_cache(target: Target)
         (HARDEST, {"most_sequences": 3}, "never 4"),
         (HARDEST, {"preemptions": 0}, "preempted"),
         (HARDEST, {"num_cache_hits": 0}, "prefix cache"),
+        (HARDEST, {"num_scout_rows": 0}, "no row was scouted"),
+        (SCOUTING, {"num_scout_rows": 0}, "no row was scouted"),
+        (HARDEST, {"accepted_by_drafter": Counter(suffix=9)}, "only one drafter's"),
+        (SCOUTING, {"counts": SpeculationCounts(drafted=2, accepted=2)}, "rejected"),
+        (SCOUTING, {"counts": SpeculationCounts(drafted=2, rejected=2)}, "accepted"),
         (HARDEST, {"fallbacks": ["drafter ngram: switched off"]}, "switched off"),
     ],
 )
 def test_each_reason_for_being_vacuous(setting: Setting, changes: dict[str, object], reason: str) -> None:
-    happenings = Happenings(num_cache_hits=1, cached_tokens=32, preemptions=1, most_sequences=4)
-    for name in ("drafted", "accepted", "rejected"):
-        setattr(happenings.counts, name, 1)
+    happenings = Happenings(
+        counts=SpeculationCounts(drafted=2, accepted=1, rejected=1),
+        num_cache_hits=1,
+        cached_tokens=32,
+        preemptions=1,
+        most_sequences=4,
+        num_scout_rows=8,
+        accepted_by_drafter=Counter(suffix=1, model=1),
+    )
     assert vacuous_reasons(setting, happenings) == []
     for name, value in changes.items():
         setattr(happenings, name, value)
@@ -159,22 +191,22 @@ class Notes:
         self.reports.append(report)
 
 
-def test_a_small_budget_runs_one_setting_and_names_the_rest(target: Target, cases: CaseSet) -> None:
+def test_a_small_budget_runs_one_setting_and_names_the_rest(targets: Targets, cases: CaseSet) -> None:
     notes = Notes()
     settings = [PLAIN_CHAIN, TREES, HARDEST]
-    report = verify(target, cases, settings, budget_s=1e-6, watcher=notes)
+    report = verify(targets, cases, settings, budget_s=1e-6, watcher=notes)
     assert [line.setting for line in report.settings] == [line.setting for line in notes.reports] == [PLAIN_CHAIN]
     assert report.cut == [TREES, HARDEST]
     assert report.proven
-    assert to_json(report, cases, target)["cut"] == [TREES.name, HARDEST.name]
+    assert to_json(report, cases)["cut"] == [TREES.name, HARDEST.name]
     done = [done for _, done, _ in notes.seen]
     assert done == sorted(done)
     assert done[-1] == 2 * len(cases.cases)
 
 
-def test_the_bar_is_full_at_the_end(target: Target, cases: CaseSet) -> None:
+def test_the_bar_is_full_at_the_end(targets: Targets, cases: CaseSet) -> None:
     notes = Notes()
-    verify(target, cases, [HARDEST], watcher=notes)
+    verify(targets, cases, [HARDEST], watcher=notes)
     assert notes.seen[-1][1] == notes.seen[-1][2]
 
 
@@ -229,7 +261,7 @@ def test_scarce_blocks_let_four_start_but_not_end(lengths: list[int], max_tokens
     assert sum(-(-case.num_tokens // 32) for case in first) > num_blocks
 
 
-def test_an_interrupt_keeps_what_was_proven(target: Target, cases: CaseSet) -> None:
+def test_an_interrupt_keeps_what_was_proven(targets: Targets, cases: CaseSet) -> None:
     class Impatient:
         def at(self, what: str, done: int, total: int) -> None:
             if interrupt:
@@ -239,7 +271,7 @@ def test_an_interrupt_keeps_what_was_proven(target: Target, cases: CaseSet) -> N
             interrupt.append(report)
 
     interrupt: list[SettingReport] = []
-    report = verify(target, cases, [PLAIN_CHAIN, TREES, HARDEST], watcher=Impatient())
+    report = verify(targets, cases, [PLAIN_CHAIN, TREES, HARDEST], watcher=Impatient())
     assert report.interrupted
     assert [line.setting for line in report.settings] == [PLAIN_CHAIN]
     assert report.cut == [TREES, HARDEST]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from understudy.bench.prompts import Prompt, prompt_ids
 from understudy.bench.record import DEFAULT, PLAIN, ArmFacts, MemoryBytes
 from understudy.bench.run import EngineArm, Listener
 from understudy.bench.workloads import Encode, Plan
-from understudy.config import EngineConfig
+from understudy.config import EngineConfig, default_drafters
 
 if TYPE_CHECKING:
     from understudy.assembly import Target
@@ -24,11 +23,13 @@ _DRAFT_TOKENS = 64
 """Room of each sequence for what is drafted beyond its text."""
 
 
-def drafters_of(name: str) -> tuple[str, ...]:
+def drafters_of(name: str, *, has_draft: bool = False) -> tuple[str, ...]:
     """Take the name of an arm apart: `plain`, `default`, or drafters with a plus between."""
     if name == PLAIN:
         return ()
-    return EngineConfig().drafters if name == DEFAULT else tuple(name.split("+"))
+    if name != DEFAULT:
+        return tuple(name.split("+"))
+    return default_drafters(has_draft=has_draft)
 
 
 def encoder(target: Target) -> Encode:
@@ -42,26 +43,33 @@ def encoder(target: Target) -> Encode:
     return encode
 
 
-def build_arms(target: Target, names: Sequence[str], plan: Plan, *, weights: str) -> list[EngineArm]:
-    """Build an engine for each name, all around one target."""
+def build_arms(target: Target, names: Sequence[str], plan: Plan) -> list[EngineArm]:
+    """Build an engine for each name, all around one target and its draft."""
     from understudy.assembly import build_engine
 
     room = room_tokens(target, plan)
-    given: dict[str, Any] = {
-        "prefix_cache": False,
-        "kv_tokens": room,
-        "max_sequences": max(EngineConfig().max_sequences, plan.most_at_once),
-    }
-    if "weights" in {field.name for field in fields(EngineConfig)}:
-        given["weights"] = weights
-    memory = MemoryBytes(target=weight_bytes(target), draft=0, kv=room * target.kv_bytes_per_token)
     arms = []
     for name in names:
+        config = EngineConfig(
+            drafters=drafters_of(name, has_draft=target.draft is not None),
+            weights=target.weights,
+            prefix_cache=False,
+            kv_tokens=room,
+            max_sequences=max(EngineConfig().max_sequences, plan.most_at_once),
+        )
         listener = Listener()
-        config = EngineConfig.from_mapping({**given, "drafters": drafters_of(name)})
         engine = build_engine(target, config, emit=listener)
-        arms.append(EngineArm(ArmFacts(name, weights, NUMERICS, memory), engine, listener))
+        memory = memory_bytes(target, config.drafters, room)
+        facts = ArmFacts(name, target.weights, NUMERICS, memory, config.drafters)
+        arms.append(EngineArm(facts, engine, listener))
     return arms
+
+
+def memory_bytes(target: Target, drafters: Sequence[str], room: int) -> MemoryBytes:
+    """Memory of an arm with room for so many tokens; a draft model has a cache of its own, with as many."""
+    draft = target.draft if "model" in drafters else None
+    per_token = target.kv_bytes_per_token + (draft.kv_bytes_per_token if draft else 0)
+    return MemoryBytes(target=target.num_bytes, draft=draft.num_bytes if draft else 0, kv=room * per_token)
 
 
 def room_tokens(target: Target, plan: Plan) -> int:
@@ -73,16 +81,3 @@ def room_tokens(target: Target, plan: Plan) -> int:
     most = _MOST_ROOM_BYTES // target.kv_bytes_per_token
     wanted = min(alone * plan.most_at_once, max(alone, most))
     return -(-max(wanted, _LEAST_ROOM_TOKENS) // page) * page
-
-
-def weight_bytes(target: Target) -> int:
-    """Bytes of the target's weights: as it tells, or else every parameter in fp32."""
-    told: int | None = getattr(target, "num_bytes", None)
-    if told is not None:
-        return told
-    shape = target.decoder.config
-    queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-    attention = shape.hidden_size * (2 * queries + 2 * keys) + (queries + 2 * keys) * shape.attention_bias
-    layer = attention + 3 * shape.hidden_size * shape.intermediate_size + 2 * shape.hidden_size
-    vocabulary = shape.vocab_size * shape.hidden_size * (1 if shape.tie_embeddings else 2)
-    return 4 * (shape.num_layers * layer + vocabulary + shape.hidden_size)

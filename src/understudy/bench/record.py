@@ -52,6 +52,7 @@ class ArmFacts:
     weights: str = "unknown"
     numerics: str = "unknown"
     memory: MemoryBytes = field(default_factory=MemoryBytes)
+    drafters: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from understudy.bench.record import ArmFacts
 from understudy.bench.served import Answer, Served, StepTime
 from understudy.bench.workloads import Unit
-from understudy.core.events import Cycle, Event, Fallback
+from understudy.core.events import Cycle, Event, Fallback, Notice
 from understudy.core.request import Output, Request, Speculation
 
 if TYPE_CHECKING:
@@ -27,17 +27,19 @@ _WARM_UP_TOKENS = 16
 
 @dataclass(slots=True)
 class Listener:
-    """Hears an engine: what its steps cost, and what did not go the first way."""
+    """Hears an engine: what its steps cost, and what a reader of the numbers must know."""
 
     steps: StepTime = field(default_factory=StepTime)
-    fallbacks: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     def __call__(self, event: Event) -> None:
         """Take an event."""
         if isinstance(event, Cycle):
             self.steps.count(event)
         elif isinstance(event, Fallback):
-            self.fallbacks.append(f"{event.what}: {event.reason}")
+            self.notes.append(f"{event.what}: {event.reason}")
+        elif isinstance(event, Notice):
+            self.notes.append(f"{event.what}: {event.text}")
 
 
 @dataclass(slots=True)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import inspect
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from understudy.commands.bench_arguments import Settings, add_arguments, read_settings
+from understudy.commands.model_arguments import load
 from understudy.commands.result import DIFFERENT, INTERRUPTED, make_console, write_json
-from understudy.errors import ConfigError
+from understudy.commands.teller import Teller
 
 if TYPE_CHECKING:
     from understudy.bench.alternate import Measured
@@ -49,6 +49,8 @@ class _Run:
     questions: Questions
     subject: dict[str, Any]
     """What is measured: a model or a server."""
+    notices: list[str] = field(default_factory=list)
+    """What was told while the models were loaded."""
 
     @property
     def facts(self) -> list[ArmFacts]:
@@ -73,7 +75,8 @@ def bench(arguments: argparse.Namespace) -> int:
         return INTERRUPTED
     rows = [row_of(group) for group in groups(measured, run.facts)]
     manifest = _manifest(settings, run, measured, started)
-    show(rows, measured, manifest["notes"], make_console(stderr=settings.json == "-"))
+    untold = [note for note in manifest["notes"] if note not in run.notices]
+    show(rows, measured, untold, make_console(stderr=settings.json == "-"))
     record = {"manifest": manifest, "rows": [row.describe() for row in rows]}
     write_json(record, settings.json)
     if write_page is not None:
@@ -85,35 +88,31 @@ def bench(arguments: argparse.Namespace) -> int:
 
 
 def _page_writer() -> Callable[[dict[str, Any], Path], None]:
-    from understudy.bench.page import write_page  # type: ignore[import-not-found, unused-ignore]
+    from understudy.bench.page import write_page
 
-    writer: Callable[[dict[str, Any], Path], None] = write_page
-    return writer
+    return write_page
 
 
 def _on_engine(settings: Settings, prompts: Sequence[Prompt]) -> _Run:
     """Load the model once, and build an engine around it for each arm."""
-    from understudy.assembly import load_target
     from understudy.bench.engines import NUMERICS, build_arms, encoder
     from understudy.bench.record import PLAIN
-    from understudy.terminal import Waiting, loading
+    from understudy.terminal import Waiting
 
-    knows_weights = "weights" in inspect.signature(load_target).parameters
-    if not knows_weights and settings.weights != "fp32":
-        raise ConfigError(f"--weights {settings.weights} is not supported.", "Choose fp32.")
-    weights: dict[str, Any] = {"weights": settings.weights} if knows_weights else {}
     console = make_console(stderr=True)
-    with loading(console) as progress:
-        target = load_target(settings.model, num_threads=settings.threads, progress=progress, **weights)
+    teller = Teller(console)
+    target = load(settings.model, settings.models, console=console, emit=teller)
     questions, plan = _plan(settings, prompts, encoder(target))
     with Waiting(console, "measuring what a row costs"):
-        arms = build_arms(target, [PLAIN, *settings.drafters], plan, weights=settings.weights)
+        arms = build_arms(target, [PLAIN, *settings.drafters], plan)
     subject = {
         "model": {"name": target.name, "hash": target.source_hash},
-        "weights": settings.weights,
+        "draft": None if target.draft is None else {"name": target.draft.name, "place": settings.draft},
+        "weights": target.weights,
         "numerics": NUMERICS,
+        "system_fingerprint": target.system_fingerprint,
     }
-    return _Run(arms, plan, questions, subject)
+    return _Run(arms, plan, questions, subject, teller.notes)
 
 
 def _on_server(settings: Settings, prompts: Sequence[Prompt]) -> _Run:
@@ -135,8 +134,10 @@ def _on_server(settings: Settings, prompts: Sequence[Prompt]) -> _Run:
     questions, plan = _plan(settings, prompts, lambda prompt: ())
     subject = {
         "model": {"name": arms[-1].model, "hash": None},
+        "draft": None,
         "weights": "unknown",
         "numerics": "unknown",
+        "system_fingerprint": None,
         "urls": {name: endpoint.url for name, endpoint in endpoints.items()},
     }
     return _Run(arms, plan, questions, subject)
@@ -172,7 +173,6 @@ def _plan(settings: Settings, prompts: Sequence[Prompt], encode: Encode) -> tupl
 
 
 def _manifest(settings: Settings, run: _Run, measured: Measured, started: datetime) -> dict[str, Any]:
-    from understudy.bench.engines import drafters_of
     from understudy.bench.manifest import DEFINITIONS, commit, hardware, prompts_hash, versions
     from understudy.bench.record import cycle_time_of, groups, samples_of
 
@@ -186,7 +186,7 @@ def _manifest(settings: Settings, run: _Run, measured: Measured, started: dateti
         "requests": measured.num_requests,
         "interrupted": measured.interrupted,
         **run.subject,
-        "drafters": {name: drafters_of(name) for name in settings.drafters} if settings.url is None else None,
+        "drafters": {arm.name: arm.drafters for arm in run.facts[1:]} if settings.url is None else None,
         "prompts": {
             "source": settings.prompts or "own",
             "sha256": prompts_hash(question.prompt for question in questions),
@@ -208,7 +208,7 @@ def _manifest(settings: Settings, run: _Run, measured: Measured, started: dateti
 
 def _notes(settings: Settings, run: _Run, measured: Measured) -> list[str]:
     """Say what a reader of the numbers must know."""
-    notes = [note for arm in run.arms for note in _arm_notes(arm)]
+    notes = [*run.notices, *(note for arm in run.arms for note in _arm_notes(arm))]
     if run.questions.num_left_out:
         notes.append(f"{run.questions.num_left_out} prompts do not fit in the model's context and were left out.")
     if measured.num_rounds <= 1:
@@ -227,4 +227,4 @@ def _arm_notes(arm: EngineArm | RemoteArm) -> list[str]:
 
     if isinstance(arm, RemoteArm):
         return sorted(arm.notes)
-    return [f"{arm.name}: {text}" for text in dict.fromkeys(arm.listener.fallbacks)]
+    return [f"{arm.name}: {text}" for text in dict.fromkeys(arm.listener.notes)]

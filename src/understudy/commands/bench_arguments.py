@@ -9,9 +9,11 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from understudy.commands.model_arguments import add_model_arguments, check_drafted, check_models, chosen_weights
 from understudy.commands.result import check_writable
 from understudy.config import DRAFTERS, EngineConfig
 from understudy.core.request import SamplingParams
+from understudy.core.weights import WeightType
 from understudy.errors import ConfigError
 
 DEFAULT_BUDGET_S = 600.0
@@ -23,7 +25,7 @@ _MOST_AT_ONCE = 4096
 _EXAMPLES = """examples:
   understudy bench
   understudy bench --budget 300 --json bench.json --html bench.html
-  understudy bench path/to/model --drafter default --drafter suffix+ngram --concurrency 1,4,8
+  understudy bench path/to/model --draft path/to/smaller --drafter default --drafter model --concurrency 1,4,8
   understudy bench --arrivals poisson --rate 0.5 --classes chat,code
   understudy bench --url http://localhost:8000/v1 --baseline-url http://localhost:8001/v1
 """
@@ -40,7 +42,9 @@ class Settings:
     api_key_env: str | None
     drafters: tuple[str, ...]
     """Names of the arms beside the baseline."""
-    weights: str
+    draft: str | None
+    cross_tokenizer: bool
+    weights: WeightType
     threads: int | None
     prompts: str | None
     classes: tuple[str, ...]
@@ -59,6 +63,16 @@ class Settings:
     budget_s: float
     json: str | None
     html: str | None
+
+    @property
+    def models(self) -> EngineConfig:
+        """The models of our own engine, for loading them; which of the arms uses the draft is theirs to say."""
+        return EngineConfig(
+            draft=self.draft,
+            cross_tokenizer=self.cross_tokenizer,
+            weights=self.weights,
+            num_threads=self.threads,
+        )
 
     def describe(self) -> dict[str, Any]:
         """Put it into plain values; where results go is nobody's business."""
@@ -92,13 +106,10 @@ def _add_work(add: Callable[..., Any]) -> None:
 
 
 def _add_arms(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("place", nargs="?", metavar="MODEL", help="a folder or a GGUF file (default: the embedded one)")
-    parser.add_argument("--model", metavar="M", help="the same; with --url the name of the model there")
-    add = parser.add_argument_group("our engine").add_argument
+    add = add_model_arguments(parser, positional=True).add_argument
+    add("--model", dest="model_name", metavar="M", help="the same as MODEL; with --url the name of the model there")
     names = ", ".join(("default", *DRAFTERS))
     add("--drafter", action="append", metavar="NAME", help=f"{names}, or several with + between; may be repeated")
-    add("--threads", type=int, metavar="N", help="CPU threads (default: all cores)")
-    add("--weights", choices=("fp32", "int8"), help="how weights are stored (default: fp32)")
     add = parser.add_argument_group("a server with OpenAI's interface").add_argument
     add("--url", metavar="URL", help="measure this server, as in http://localhost:8000/v1")
     add("--baseline-url", metavar="URL", help="the same model without speculation, to compare with")
@@ -119,13 +130,15 @@ def read_settings(arguments: argparse.Namespace) -> Settings:
         raise ConfigError("--html needs the name of a file.", "Give one.")
     check_writable(arguments.html)
     return Settings(
-        model=arguments.place if arguments.place is not None else arguments.model,
+        model=arguments.model if arguments.model is not None else arguments.model_name,
         url=arguments.url,
         baseline_url=arguments.baseline_url,
         plain_by_field=arguments.plain_by_field,
         api_key_env=arguments.api_key_env,
-        drafters=_drafters(arguments.drafter or ["default"]),
-        weights=arguments.weights or "fp32",
+        drafters=_drafters(arguments.drafter or ["default"], arguments.draft),
+        draft=arguments.draft,
+        cross_tokenizer=arguments.cross_tokenizer,
+        weights=chosen_weights(arguments),
         threads=arguments.threads,
         prompts=arguments.prompts,
         classes=tuple(_words(arguments.classes)),
@@ -159,15 +172,17 @@ def _check_numbers(arguments: argparse.Namespace) -> None:
 
 
 def _check_combinations(arguments: argparse.Namespace) -> None:
-    if arguments.place is not None and (arguments.model is not None or arguments.url is not None):
-        other = "--model" if arguments.model is not None else "--url"
+    if arguments.model is not None and (arguments.model_name is not None or arguments.url is not None):
+        other = "--model" if arguments.model_name is not None else "--url"
         raise ConfigError(f"MODEL and {other} contradict each other.", "Give one of the two.")
-    with_url, without_url = ("baseline_url", "plain_by_field", "api_key_env"), ("drafter", "threads", "weights")
+    with_url = ("baseline_url", "plain_by_field", "api_key_env")
+    without_url = ("drafter", "threads", "weights", "draft", "cross_tokenizer")
     for name in without_url if arguments.url is not None else with_url:
         if getattr(arguments, name):
             option = f"--{name.replace('_', '-')}"
             where = "on our own engine" if arguments.url is not None else "with --url"
             raise ConfigError(f"{option} has a meaning only {where}.", "Leave it out.")
+    check_models(arguments)
     if arguments.baseline_url is not None and arguments.plain_by_field:
         raise ConfigError("--baseline-url and --plain-by-field contradict each other.", "Give one of the two.")
     if arguments.api_key_env is not None and not os.environ.get(arguments.api_key_env):
@@ -186,10 +201,12 @@ def _check_arrivals(arguments: argparse.Namespace) -> None:
         raise ConfigError("--concurrency has a meaning only with closed arrivals.", "Leave it out.")
 
 
-def _drafters(names: list[str]) -> tuple[str, ...]:
+def _drafters(names: list[str], draft: str | None) -> tuple[str, ...]:
     for name in names:
         if name != "default":
-            EngineConfig(drafters=tuple(name.split("+")))
+            check_drafted(EngineConfig(drafters=tuple(name.split("+"))).drafters, draft, option=f"--drafter {name}")
+    if draft is not None and not any(name == "default" or "model" in name.split("+") for name in names):
+        raise ConfigError("--draft names a model, but no --drafter uses it.", "Name 'model' in one of them.")
     return tuple(dict.fromkeys(names))
 
 

@@ -227,6 +227,8 @@ class Result:
     cached_tokens: int = 0
     """Prompt tokens that were found in the prefix cache."""
     num_preemptions: int = 0
+    system_fingerprint: str = ""
+    """Names everything besides the request and its seed that the words are a function of."""
 
     @property
     def text(self) -> str:

@@ -82,6 +82,8 @@ class CaseSet:
     """The cases of a proof, the shortest prompt first."""
 
     cases: tuple[Case, ...]
+    page_tokens: int
+    """Tokens of one block of the model that they were made for."""
     num_left_out: int = 0
     """Prompts that are longer than the model's context."""
 
@@ -116,7 +118,7 @@ def make_cases(prompts: Sequence[Prompt], target: Target, *, count: int, max_tok
         )
         for place, (index, prompt, ids) in enumerate(numbered)
     ]
-    return CaseSet(tuple(cases), num_left_out)
+    return CaseSet(tuple(cases), target.page_tokens, num_left_out)
 
 
 def fitting(prompts: Sequence[Prompt], target: Target) -> list[tuple[Prompt, tuple[int, ...]]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
@@ -13,14 +13,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column, Table
 
 from understudy import __version__
-from understudy.assembly import Target
 from understudy.parity.cases import CaseSet
 from understudy.parity.verify import Report, SettingReport
 
 _MOST_SHOWN = 10
 
 
-def to_json(report: Report, case_set: CaseSet, target: Target) -> dict[str, Any]:
+def to_json(report: Report, case_set: CaseSet, *, notices: Sequence[str] = ()) -> dict[str, Any]:
     """Put everything that was found into plain values."""
     return {
         "compared": report.compared,
@@ -29,10 +28,14 @@ def to_json(report: Report, case_set: CaseSet, target: Target) -> dict[str, Any]
         "differences": [asdict(difference) for difference in report.differences],
         "settings": {line.setting.name: _line_json(line) for line in report.settings},
         "cut": [setting.name for setting in report.cut],
-        "model": target.name,
-        "model_hash": target.source_hash,
+        "model": report.model,
+        "model_hash": report.model_hash,
+        "draft": report.draft,
+        "weights": list(report.system_fingerprints),
+        "system_fingerprints": report.system_fingerprints,
         "prompts": [case.describe() for case in case_set.cases],
         "prompts_left_out": case_set.num_left_out,
+        "notices": list(notices),
         "seconds": round(report.seconds, 3),
         "version": __version__,
     }
@@ -47,6 +50,8 @@ def show(report: Report, case_set: CaseSet, console: Console) -> None:
     if case_set.num_left_out:
         say(f"{case_set.num_left_out} prompts are longer than the model's context and were left out.")
     console.print(_table(report))
+    if report.draft is not None:
+        say(f"[dim]The draft model is {escape(report.draft)}.[/dim]")
     variants = dict.fromkeys(_sampling_words(case.variant) for case in case_set.cases)
     say(f"[dim]Sampling varies over the prompts: {escape('; '.join(variants))}.[/dim]")
     for line in report.vacuous:
@@ -88,11 +93,14 @@ def _sampling_words(variant: Mapping[str, Any]) -> str:
 def _line_json(line: SettingReport) -> dict[str, Any]:
     happenings = line.happenings
     return {
+        "weights": line.setting.weights,
         "compared": line.compared,
         "identical": line.identical,
         "drafted": happenings.counts.drafted,
         "accepted": happenings.counts.accepted,
         "rejected": happenings.counts.rejected,
+        "accepted_by_drafter": dict(happenings.accepted_by_drafter),
+        "scout_rows": happenings.num_scout_rows,
         "cycles": happenings.counts.cycles,
         "cache_hits": happenings.num_cache_hits,
         "cached_tokens": happenings.cached_tokens,
@@ -107,6 +115,7 @@ def _line_json(line: SettingReport) -> dict[str, Any]:
 def _table(report: Report) -> Table:
     """One line for each setting; a dash where it is not there to test something."""
     table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold")
+    table.add_column("weights", no_wrap=True)
     table.add_column("drafters", no_wrap=True)
     for name in ("temperature", "at once", "cached", "preempted", "accepted", "rejected", "same"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -115,6 +124,7 @@ def _table(report: Report) -> Table:
         counts = happenings.counts
         same = f"{line.identical}/{line.compared}"
         table.add_row(
+            line.setting.weights,
             "+".join(line.setting.drafters),
             f"{line.setting.temperature:g}",
             str(happenings.most_sequences),

@@ -6,7 +6,7 @@ must differ, or the setting has tested nothing.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -41,12 +41,17 @@ class Happenings:
     preemptions: int = 0
     most_sequences: int = 0
     """Most sequences in one pass."""
+    num_scout_rows: int = 0
+    """Rows that a drafter learned from."""
+    accepted_by_drafter: Counter[str] = field(default_factory=Counter)
+    """Words that a drafter had foreseen, by its name; where several had, by the first of them."""
     fallbacks: list[str] = field(default_factory=list)
 
     def listen(self, event: Event) -> None:
         """Take an event of the engine."""
         if isinstance(event, Cycle):
             self.most_sequences = max(self.most_sequences, event.num_sequences)
+            self.num_scout_rows += event.num_scout_rows
         elif isinstance(event, Fallback):
             self.fallbacks.append(f"{event.what}: {event.reason}")
 
@@ -78,6 +83,7 @@ def serve(
             outputs[request.request_id] = []
         for output in engine.step():
             outputs[output.request_id].append(output)
+            happenings.accepted_by_drafter.update(source for source in output.sources if source)
             if output.finish_reason is not None:
                 sequence = running.pop(output.request_id)
                 happenings.add(sequence)

@@ -1,9 +1,9 @@
 """The settings under which the words must be the same, and a few of them that stand for all.
 
-Five things could change a word if the engine were wrong: the drafters, the temperature, neighbours in the batch,
-keys and values out of the prefix cache, and a sequence that gave its blocks back and was computed again. The whole
-product of them is long; most faults need only two of them to meet, so `pairwise` chooses settings until every two
-values have met.
+Six things could change a word if the engine were wrong: the drafters, the temperature, neighbours in the batch,
+keys and values out of the prefix cache, a sequence that gave its blocks back and was computed again, and how the
+weights are held. The whole product of them is long; most faults need only two of them to meet, so `pairwise` chooses
+settings until every two values have met.
 
 Preemption takes blocks from the youngest of several running sequences. A sequence that runs alone always has room
 (one that could not fit is refused at the door), so at concurrency 1 there is nothing to preempt, and the product
@@ -16,10 +16,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import combinations, product
 
+from understudy.core.weights import WeightType
+
 # The most demanding value of each comes first, so that a short list begins with the hardest settings.
-DRAFTERS = (("suffix", "ngram"), ("suffix",), ("ngram",))
+DRAFTERS = (("suffix", "ngram", "lookahead", "model"), ("model",), ("lookahead",), ("suffix",), ("ngram",))
 TEMPERATURES = (0.0, 0.7, 1.0)
 CONCURRENCIES = (4, 1)
+WEIGHTS: tuple[WeightType, ...] = ("int8", "fp32")
 
 Value = tuple[str, object]
 """The name of a field, and what it is set to."""
@@ -34,6 +37,7 @@ class Setting:
     concurrency: int
     prefix_cache: bool
     preemption: bool
+    weights: WeightType
 
     @property
     def name(self) -> str:
@@ -44,6 +48,7 @@ class Setting:
             f"{self.concurrency} at once",
             *(["prefix cache"] if self.prefix_cache else []),
             *(["preemption"] if self.preemption else []),
+            self.weights,
         ]
         return ", ".join(parts)
 
@@ -63,7 +68,7 @@ class Setting:
 
 def every_setting() -> list[Setting]:
     """The whole product, without the settings that make no sense."""
-    combined = product(DRAFTERS, TEMPERATURES, CONCURRENCIES, (True, False), (True, False))
+    combined = product(DRAFTERS, TEMPERATURES, CONCURRENCIES, (True, False), (True, False), WEIGHTS)
     settings = [Setting(*values) for values in combined]
     return [setting for setting in settings if setting.is_valid]
 
@@ -81,3 +86,8 @@ def pairwise(settings: Sequence[Setting]) -> list[Setting]:
         chosen.append(best)
         missing.difference_update(best.pairs())
     return chosen
+
+
+def by_weights(settings: Sequence[Setting]) -> list[Setting]:
+    """Sort settings so that each kind of weights is needed once; those of a kind stay in order."""
+    return sorted(settings, key=lambda setting: WEIGHTS.index(setting.weights))

@@ -85,12 +85,17 @@ def side_by_side(
     sampling: SamplingParams,
     *,
     drafters: tuple[str, ...],
+    emit: EventSink = log_fallbacks,
     watch: Callable[[str], None] = lambda text: None,
 ) -> Iterator[Comparison]:
     """Yield each question's comparison as soon as it is there. `sampling` must name its seed."""
     watch("measuring what a row costs")
     off, on = engine_pair(
-        target, [question.prompt_ids for question in questions], max_tokens=sampling.max_tokens, drafters=drafters
+        target,
+        [question.prompt_ids for question in questions],
+        max_tokens=sampling.max_tokens,
+        drafters=drafters,
+        emit=emit,
     )
     engines = {"off": off, "on": on}
     for question in questions:

@@ -2,16 +2,18 @@
 
 The baseline is an engine without any drafter that serves one request at a time, with no prefix cache and with all
 the room it wants. Under a setting a fresh engine on the same weights serves the same cases, with drafts forced past
-the rule that would buy only those that pay. All that a user sees must be equal.
+the rule that would buy only those that pay. All that a user sees must be equal. int8 weights are another model than
+fp32 ones, with words of its own: each kind has its own baseline.
 
 A proof can also be empty. A setting under which nothing was drafted, accepted or rejected, no prefix found, nothing
-preempted or never four sequences were computed together has shown nothing: it is called vacuous, and fails.
+preempted, no row scouted or never four sequences were computed together has shown nothing: it is called vacuous, and
+fails.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -19,6 +21,7 @@ from understudy.assembly import Target, build_engine
 from understudy.config import EngineConfig
 from understudy.control.cost import CostModel
 from understudy.core.request import Request, Speculation
+from understudy.core.weights import WeightType
 from understudy.engine.engine import Engine
 from understudy.parity.cases import Case, CaseSet
 from understudy.parity.compare import Difference, differences
@@ -27,6 +30,12 @@ from understudy.parity.settings import Setting
 
 FORCED = Speculation(forced=True, max_depth=8, max_rows=16)
 """Deep and wide enough for trees and chains, and never left out because it would not pay."""
+Targets = Callable[[WeightType, Callable[[int, int], None]], Target]
+"""Gives the target with its draft under a kind of weights; told (tensors done, tensors in all) while it is loaded."""
+_FREE = CostModel({1: 1.0})
+"""Drafts are forced, so nothing is decided by what a row costs, and nothing needs to be measured."""
+_LEAST_MERGED = 2
+"""Drafters whose words must have been accepted where several share a tree."""
 _TOGETHER = 4
 """Sequences that start together where blocks are made scarce."""
 _SPARE_BLOCKS = 2
@@ -50,6 +59,11 @@ class SettingReport:
 class Report:
     """What came out of a proof."""
 
+    model: str = ""
+    model_hash: str = ""
+    draft: str | None = None
+    system_fingerprints: dict[WeightType, str] = field(default_factory=dict)
+    """By the weights that were run."""
     settings: list[SettingReport] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)
     cut: list[Setting] = field(default_factory=list)
@@ -99,7 +113,7 @@ class Unwatched:
 
 
 def verify(
-    target: Target,
+    targets: Targets,
     case_set: CaseSet,
     settings: Sequence[Setting],
     *,
@@ -107,8 +121,8 @@ def verify(
     watcher: Watcher | None = None,
 ) -> Report:
     """Compare under each setting in order, until the budget would be exceeded; the first one always runs."""
-    proof = _Proof(target, case_set.cases, settings, watcher or Unwatched())
     started = time.monotonic()
+    proof = _Proof(targets, case_set, settings, watcher or Unwatched())
     for place, setting in enumerate(settings):
         used_s = time.monotonic() - started
         if budget_s is not None and place and used_s * (1 + proof.share_of(setting)) > budget_s:
@@ -127,28 +141,30 @@ def verify(
 class _Proof:
     """A proof that is under way."""
 
-    def __init__(self, target: Target, cases: Sequence[Case], settings: Sequence[Setting], watcher: Watcher) -> None:
+    def __init__(self, targets: Targets, case_set: CaseSet, settings: Sequence[Setting], watcher: Watcher) -> None:
         self.report = Report()
-        self._target = target
-        self._cases = cases
+        self._targets = targets
+        self._cases = case_set.cases
+        self._page_tokens = case_set.page_tokens
         self._watcher = watcher
-        self._baselines: dict[float, dict[int, Answer]] = {}  # by temperature, then by the case's index
+        self._baselines: dict[tuple[WeightType, float], dict[int, Answer]] = {}  # by weights and temperature, by case
         self._done = 0
-        num_baselines = len({setting.temperature for setting in settings}) * len(cases)
+        num_baselines = len({(setting.weights, setting.temperature) for setting in settings}) * len(self._cases)
         self._total = num_baselines + sum(len(self._requests(setting)) for setting in settings)
 
     def share_of(self, setting: Setting) -> float:
         """How much a setting has to do, by what was done so far."""
-        num_baseline = 0 if setting.temperature in self._baselines else len(self._cases)
+        num_baseline = 0 if (setting.weights, setting.temperature) in self._baselines else len(self._cases)
         return (len(self._requests(setting)) + num_baseline) / max(1, self._done)
 
     def run(self, setting: Setting) -> None:
         """Serve all cases under a setting and compare them with the baseline."""
-        baseline = self._baseline(setting.temperature)
+        target = self._target(setting.weights)
+        baseline = self._baseline(target, setting.temperature)
         started = time.monotonic()
         report = SettingReport(setting)
         requests = self._requests(setting)
-        engine = make_engine(self._target, setting, self._cases, report.happenings)
+        engine = make_engine(target, setting, self._cases, report.happenings)
         answers = self._serve(engine, requests, report.happenings, setting.concurrency, setting.name)
         for request, case in requests:
             found = differences(baseline[case.index], answers[request.request_id], case, setting.name)
@@ -160,23 +176,38 @@ class _Proof:
         self.report.settings.append(report)
         self._watcher.finished(report)
 
-    def _baseline(self, temperature: float) -> dict[int, Answer]:
-        """Answer every case plainly, once for each temperature."""
-        if temperature not in self._baselines:
+    def _target(self, weights: WeightType) -> Target:
+        """The target under these weights, which may have to be loaded first."""
+
+        def progress(done: int, total: int) -> None:
+            self._watcher.at(f"loading {weights} weights, {done} of {total}", self._done, self._total)
+
+        self._watcher.at(f"loading {weights} weights", self._done, self._total)
+        target = self._targets(weights, progress)
+        report = self.report
+        report.model, report.model_hash = target.name, target.source_hash
+        report.draft = None if target.draft is None else target.draft.name
+        report.system_fingerprints.setdefault(weights, target.system_fingerprint)
+        return target
+
+    def _baseline(self, target: Target, temperature: float) -> dict[int, Answer]:
+        """Answer every case plainly, once for each temperature and kind of weights."""
+        key = (target.weights, temperature)
+        if key not in self._baselines:
             happenings = Happenings()
-            engine = make_engine(self._target, None, self._cases, happenings)
+            engine = make_engine(target, None, self._cases, happenings)
             requests = [(_request(case, temperature, Speculation(enabled=False)), case) for case in self._cases]
-            name = f"plain, temperature {temperature:g}"
+            name = f"plain, temperature {temperature:g}, {target.weights}"
             answers = self._serve(engine, requests, happenings, 1, name)
             assert not happenings.counts.drafted, "an engine without drafters has drafted"
-            self._baselines[temperature] = {case.index: answers[request.request_id] for request, case in requests}
-        return self._baselines[temperature]
+            self._baselines[key] = {case.index: answers[request.request_id] for request, case in requests}
+        return self._baselines[key]
 
     def _requests(self, setting: Setting) -> list[tuple[Request, Case]]:
         """The requests of a setting, in order of arrival, each with its case."""
         cases = self._cases
         if setting.preemption:
-            cases, _ = scarce(cases, self._target.page_tokens)
+            cases = tuple(scarce(cases, self._page_tokens)[0])
         return [
             (_request(case, setting.temperature, FORCED, repetition), case)
             for case, repetition in _arrivals(cases, setting)
@@ -210,8 +241,7 @@ def make_engine(target: Target, setting: Setting | None, cases: Sequence[Case], 
         prefix_cache=setting.prefix_cache if setting else False,
         kv_tokens=num_blocks * page,
     )
-    # Drafts are forced, so nothing is decided by what a row costs, and nothing needs to be measured.
-    return build_engine(target, config, cost=CostModel({1: 1.0}), emit=happenings.listen)
+    return build_engine(target, config, cost=_FREE, draft_cost=_FREE, emit=happenings.listen)
 
 
 def scarce(cases: Sequence[Case], page_tokens: int) -> tuple[list[Case], int]:
@@ -232,10 +262,14 @@ def scarce(cases: Sequence[Case], page_tokens: int) -> tuple[list[Case], int]:
 def vacuous_reasons(setting: Setting, happenings: Happenings) -> list[str]:
     """Say what the setting is there to test and what did not happen."""
     counts = happenings.counts
+    scouts = "lookahead" in setting.drafters
+    merges = len(setting.drafters) > 1
     reasons = {
         "no token was drafted": not counts.drafted,
         "no drafted token was accepted": not counts.accepted,
         "no drafted token was rejected": not counts.rejected,
+        "only one drafter's tokens were accepted": merges and len(happenings.accepted_by_drafter) < _LEAST_MERGED,
+        "no row was scouted": scouts and not happenings.num_scout_rows,
         "no prompt found its beginning in the prefix cache": setting.prefix_cache and not happenings.num_cache_hits,
         "nothing was preempted; longer answers may help": setting.preemption and not happenings.preemptions,
         f"never {setting.concurrency} sequences in one pass": happenings.most_sequences < setting.concurrency,
@@ -245,11 +279,16 @@ def vacuous_reasons(setting: Setting, happenings: Happenings) -> list[str]:
 
 
 def _arrivals(cases: Sequence[Case], setting: Setting) -> Iterator[tuple[Case, int]]:
-    """With a prefix cache every case comes twice, the second time after as many others as run at once."""
+    """With a prefix cache every case comes twice, the second time after as many others as run at once.
+
+    The oldest of them is likely to end first, and never gives its blocks back. So the second oldest comes back first:
+    where blocks are scarce, what it has computed is still there.
+    """
     for start in range(0, len(cases), setting.concurrency):
         group = cases[start : start + setting.concurrency]
-        for repetition in range(2 if setting.prefix_cache else 1):
-            yield from ((case, repetition) for case in group)
+        yield from ((case, 0) for case in group)
+        if setting.prefix_cache:
+            yield from ((case, 1) for case in (*group[1:], *group[:1]))
 
 
 def _request(case: Case, temperature: float, speculation: Speculation, repetition: int = 0) -> Request:

@@ -1,13 +1,16 @@
-"""The command `understudy race`: its options, and the way to a table. What is heavy is imported when it runs."""
+"""`understudy race`: plain against speculative on the same prompts, live."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from understudy import __version__
+from understudy.commands.model_arguments import add_drafters, add_model_arguments, engine_config, load
+from understudy.commands.result import DIFFERENT, FAILED, INTERRUPTED, check_writable, make_console, write_json
+from understudy.commands.teller import Teller
 from understudy.config import EngineConfig
 from understudy.core.events import Event, Fallback
 from understudy.core.request import SamplingParams
@@ -20,36 +23,39 @@ if TYPE_CHECKING:
     from understudy.bench.prompts import Prompt
     from understudy.race.lanes import Heat, Question
 
-HELP = "plain against speculative on the same prompts, live; exit code 1 if a text differs"
-EXAMPLES = """examples:
+_EXAMPLES = """examples:
   understudy race
   understudy race --classes code,rag --num-prompts 2 --drafters suffix,ngram
-  understudy race path/to/model --prompts prompts.jsonl --temperature 0.7 --json race.json
+  understudy race path/to/model --draft path/to/smaller --temperature 0.7 --json race.json
 """
 
 
-def add_options(parser: argparse.ArgumentParser, *, command: Callable[[argparse.Namespace], int]) -> None:
-    """Say what the command understands, and what runs it."""
-    parser.allow_abbrev = False
-    parser.set_defaults(command=command, no_speculation=False)
+def add_race(commands: Any) -> None:
+    """Add the command to the parser's."""
+    parser = commands.add_parser(
+        "race",
+        help="plain against speculative on the same prompts, live; exit code 1 if a text differs",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.set_defaults(command=race)
     add = parser.add_argument
-    add("model", nargs="?", metavar="MODEL", help="a folder or a GGUF file (default: the embedded model)")
     add("--prompts", metavar="FILE", help="JSON lines with prompt, messages or turns (default: our own)")
     add("--classes", metavar="LIST", help="workload classes, with commas between (default: all that the prompts have)")
     add("--num-prompts", type=int, default=1, metavar="N", help="prompts of each class (default: 1)")
     add("--max-tokens", type=int, default=96, metavar="N", help="longest answer (default: 96)")
     add("--temperature", type=float, default=0.0, metavar="T", help="0 takes the likeliest word (default: 0)")
     add("--seed", type=int, default=0, metavar="N", help="of every answer (default: 0)")
-    add("--drafters", metavar="LIST", help="suffix, ngram, or both with a comma between (default: suffix)")
-    add("--threads", type=int, metavar="N", help="CPU threads (default: all cores)")
     add("--json", metavar="OUT", help="write the table to this file; - for the standard output")
+    add_drafters(add_model_arguments(parser, positional=True))
 
 
 @dataclass(slots=True)
 class Outcome:
     """What came out of a race."""
 
-    model: str
+    target: Target
     drafters: tuple[str, ...]
     sampling: SamplingParams
     num_left_out: int
@@ -57,6 +63,8 @@ class Outcome:
     heats: list[Heat] = field(default_factory=list)
     """The prompts that both lanes have finished."""
     fallbacks: list[str] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
+    """What was told while the models were loaded."""
     interrupted: bool = False
 
     @property
@@ -81,21 +89,40 @@ class Outcome:
         return {
             "classes": {name: tally.describe() for name, tally in by_class(self.heats).items()},
             "overall": Tally.of(self.heats).describe(),
-            "model": self.model,
+            "model": self.target.name,
+            "draft": None if self.target.draft is None else self.target.draft.name,
+            "weights": self.target.weights,
+            "system_fingerprint": self.target.system_fingerprint,
             "drafters": list(self.drafters),
             "temperature": self.sampling.temperature,
             "seed": self.sampling.seed,
             "max_tokens": self.sampling.max_tokens,
             "prompts_left_out": self.num_left_out,
             "fallbacks": self.fallbacks,
+            "notices": self.notices,
             "errors": self.errors,
             "interrupted": self.interrupted,
             "version": __version__,
         }
 
 
-def race(arguments: argparse.Namespace, config: EngineConfig, *, screen: Console, errors: Console) -> Outcome:
-    """Check everything that can be checked before a model is loaded, run the race and print its table."""
+def race(arguments: argparse.Namespace) -> int:
+    """Run the race, print its table, and write it where it is wanted."""
+    config = engine_config(arguments)
+    check_writable(arguments.json)
+    outcome = _race(
+        arguments, config, screen=make_console(stderr=arguments.json == "-"), errors=make_console(stderr=True)
+    )
+    write_json(outcome.describe(), arguments.json)
+    if outcome.interrupted:
+        return INTERRUPTED
+    if not outcome.is_same:
+        return DIFFERENT
+    return FAILED if outcome.errors else 0
+
+
+def _race(arguments: argparse.Namespace, config: EngineConfig, *, screen: Console, errors: Console) -> Outcome:
+    """Check everything that can be checked before a model is loaded, then let the lanes run."""
     sampling = SamplingParams(
         temperature=arguments.temperature, seed=arguments.seed, max_tokens=arguments.max_tokens, n=1
     )
@@ -104,22 +131,20 @@ def race(arguments: argparse.Namespace, config: EngineConfig, *, screen: Console
     if arguments.num_prompts < 1:
         raise ConfigError(f"--num-prompts is {arguments.num_prompts}.", "Give a whole number of at least 1.")
 
-    from understudy.assembly import load_target
     from understudy.bench.prompts import load_prompts, own_prompts
-    from understudy.terminal import loading
 
     prompts = load_prompts(arguments.prompts) if arguments.prompts is not None else own_prompts()
     chosen = choose_prompts(prompts, classes=_classes(arguments.classes), per_class=arguments.num_prompts)
-    with loading(errors) as progress:
-        target = load_target(arguments.model, num_threads=config.num_threads, progress=progress)
+    teller = Teller(errors)
+    target = load(arguments.model, config, console=errors, emit=teller)
     questions = make_questions(chosen, target)
-    outcome = Outcome(target.name, config.drafters, sampling, len(chosen) - len(questions))
-    run(outcome, target, questions, screen=screen, errors=errors)
+    outcome = Outcome(target, config.drafters, sampling, len(chosen) - len(questions), notices=teller.notes)
+    run(outcome, questions, screen=screen, errors=errors)
     show(outcome, len(questions), screen)
     return outcome
 
 
-def run(outcome: Outcome, target: Target, questions: Sequence[Question], *, screen: Console, errors: Console) -> None:
+def run(outcome: Outcome, questions: Sequence[Question], *, screen: Console, errors: Console) -> None:
     """Let the lanes run over all questions, or until somebody interrupts; what is finished counts."""
     from understudy.parity.side_by_side import engine_pair
     from understudy.race.lanes import run_race
@@ -128,7 +153,7 @@ def run(outcome: Outcome, target: Target, questions: Sequence[Question], *, scre
 
     with Waiting(errors, "measuring what a row costs"):
         engines = engine_pair(
-            target,
+            outcome.target,
             [question.prompt_ids for question in questions],
             max_tokens=outcome.sampling.max_tokens,
             drafters=outcome.drafters,
@@ -136,7 +161,7 @@ def run(outcome: Outcome, target: Target, questions: Sequence[Question], *, scre
         )
     try:
         with Scoreboard(screen, drafters=outcome.drafters, num_heats=len(questions)) as board:
-            for heat in run_race(engines, target.tokenizer, questions, outcome.sampling, on_frame=board.at):
+            for heat in run_race(engines, outcome.target.tokenizer, questions, outcome.sampling, on_frame=board.at):
                 outcome.heats.append(heat)
                 board.finished(heat)
     except KeyboardInterrupt:

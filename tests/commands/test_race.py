@@ -11,9 +11,9 @@ from tests.parity.conftest import TEXTS
 from tests.tiny_models import write_tiny_model
 from understudy.bench.prompts import Prompt
 from understudy.cli import main
+from understudy.commands.race import choose_prompts
 from understudy.control.cost import CostModel
 from understudy.errors import ConfigError
-from understudy.race.command import choose_prompts
 from understudy.race.lanes import Heat, Lane, run_heat
 
 Run = Callable[..., tuple[int, str, str]]
@@ -86,12 +86,16 @@ def test_json_is_the_table(race: Run, tmp_path: Path) -> None:
         "classes",
         "overall",
         "model",
+        "draft",
+        "weights",
+        "system_fingerprint",
         "drafters",
         "temperature",
         "seed",
         "max_tokens",
         "prompts_left_out",
         "fallbacks",
+        "notices",
         "errors",
         "interrupted",
         "version",
@@ -132,7 +136,7 @@ def test_an_interrupted_race_shows_what_was_finished(
 
     monkeypatch.setattr("understudy.race.lanes.run_heat", interrupted)
     monkeypatch.setattr(
-        "understudy.cli._console",
+        "understudy.commands.race.make_console",
         lambda stderr: Console(file=written, width=80, height=24, force_terminal=as_terminal, highlight=False),
     )
     code, _, _ = race("--json", file)

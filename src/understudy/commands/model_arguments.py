@@ -1,0 +1,115 @@
+"""The options that choose models and load them, alike in every command."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from understudy.config import DEFAULT_DRAFTERS, DRAFTERS, EngineConfig, default_drafters
+from understudy.core.events import EventSink
+from understudy.core.weights import WEIGHT_TYPES, WeightType
+from understudy.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from understudy.assembly import Target
+
+_PLACES = "a folder, a GGUF file or hub:owner/name"
+_MODEL = f"{_PLACES} (default: the embedded model)"
+
+
+def add_model_arguments(
+    parser: argparse.ArgumentParser, *, positional: bool, weights: str = EngineConfig().weights
+) -> argparse._ArgumentGroup:
+    """Declare the models of a command: MODEL, or --model where a prompt stands there. `weights` are the default's."""
+    group = parser.add_argument_group("models")
+    add = group.add_argument
+    if positional:
+        add("model", nargs="?", metavar="MODEL", help=_MODEL)
+    else:
+        add("--model", metavar="M", help=_MODEL)
+    add("--draft", metavar="M", help=f"a model that drafts: {_PLACES}, or layers:N for the first N layers of MODEL")
+    add("--cross-tokenizer", action="store_true", help="allow a draft with another vocabulary; it drafts less well")
+    add("--weights", choices=WEIGHT_TYPES, help=f"how weights are held in memory (default: {weights})")
+    add("--threads", type=int, metavar="N", help="CPU threads (default: all cores)")
+    return group
+
+
+def add_drafters(group: argparse._ArgumentGroup) -> None:
+    """Declare who drafts."""
+    names = ", ".join(DRAFTERS)
+    default = ", ".join(DEFAULT_DRAFTERS)
+    group.add_argument(
+        "--drafters",
+        metavar="LIST",
+        help=f"of {names}, with commas between, or none (default: {default}, and model where there is a draft)",
+    )
+
+
+def engine_config(arguments: argparse.Namespace) -> EngineConfig:
+    """Put the options into a configuration, refusing what contradicts itself; nothing is loaded for it."""
+    check_models(arguments)
+    drafters = _drafters(arguments)
+    return EngineConfig(
+        drafters=drafters,
+        draft=arguments.draft if "model" in drafters else None,
+        cross_tokenizer=arguments.cross_tokenizer,
+        weights=chosen_weights(arguments),
+        num_threads=arguments.threads,
+    )
+
+
+def check_models(arguments: argparse.Namespace) -> None:
+    """Refuse options that have no meaning together."""
+    if arguments.cross_tokenizer and arguments.draft is None:
+        raise ConfigError("--cross-tokenizer has a meaning only with --draft.", "Name a draft, or leave it out.")
+
+
+def check_drafted(drafters: tuple[str, ...], draft: str | None, *, option: str) -> None:
+    """Refuse a model drafter that has no model."""
+    if "model" in drafters and draft is None:
+        raise ConfigError(f"{option} names 'model', but there is no draft model.", "Name one with --draft.")
+
+
+def chosen_weights(arguments: argparse.Namespace) -> WeightType:
+    """The weights that were asked for, or else those that are the default."""
+    chosen: WeightType | None = arguments.weights
+    return EngineConfig().weights if chosen is None else chosen
+
+
+def load(model: str | None, config: EngineConfig, *, console: Console, emit: EventSink) -> Target:
+    """Load a target, with its draft if the configuration names one, and show that it takes a while."""
+    from understudy.terminal import loading
+
+    with loading(console, model) as progress:
+        return load_quietly(model, config, emit=emit, progress=progress)
+
+
+def load_quietly(
+    model: str | None, config: EngineConfig, *, emit: EventSink, progress: Callable[[int, int], None]
+) -> Target:
+    """Load the same for somebody who shows it in a way of their own."""
+    from understudy.assembly import load_target
+
+    return load_target(
+        model,
+        weights=config.weights,
+        draft=config.draft,
+        cross_tokenizer=config.cross_tokenizer,
+        num_threads=config.num_threads,
+        emit=emit,
+        progress=progress,
+    )
+
+
+def _drafters(arguments: argparse.Namespace) -> tuple[str, ...]:
+    wanted: str | None = arguments.drafters
+    if wanted is None:
+        return default_drafters(has_draft=arguments.draft is not None)
+    drafters = () if wanted == "none" else tuple(dict.fromkeys(name.strip() for name in wanted.split(",")))
+    check_drafted(drafters, arguments.draft, option="--drafters")
+    if drafters and arguments.draft is not None and "model" not in drafters:
+        raise ConfigError("--draft names a model, but --drafters leaves 'model' out.", "Name it there too.")
+    return drafters
