@@ -63,6 +63,7 @@ def fake_server(behaviour: Behaviour | None = None) -> Iterator[Behaviour]:
                 told.bodies.append(body)
                 told.keys.append(self.headers["Authorization"])
                 told.times_s.append(time.perf_counter())
+                self.running = True
                 told.num_running += 1
                 told.most_at_once = max(told.most_at_once, told.num_running)
             try:
@@ -71,8 +72,13 @@ def fake_server(behaviour: Behaviour | None = None) -> Iterator[Behaviour]:
                 else:
                     self._stream(number)
             finally:
-                with lock:
-                    told.num_running -= 1
+                self._end()
+
+        def _end(self) -> None:
+            """Count this answer as over: before its last bytes, since whoever reads them may ask again at once."""
+            with lock:
+                told.num_running -= self.running
+                self.running = False
 
         def _stream(self, number: int) -> None:
             self.send_response(200)
@@ -85,6 +91,7 @@ def fake_server(behaviour: Behaviour | None = None) -> Iterator[Behaviour]:
                 self.wfile.flush()
                 whole = chunk["choices"] == [] or whole or not told.usage
             if whole and number < told.fail_from:
+                self._end()
                 self.wfile.write(b"data: [DONE]\n\n")
 
         def _send(self, content: bytes) -> None:

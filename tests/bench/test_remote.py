@@ -42,7 +42,7 @@ def test_an_answer_is_heard_and_timed() -> None:
     assert answer.ttft_ms is not None
     assert answer.tpot_ms is not None
     assert 30 <= answer.ttft_ms < answer.request_ms
-    assert answer.tpot_ms >= 60 / 5
+    assert answer.tpot_ms >= 0.8 * 60 / 5, "two pauses for five tokens; the first word may have been heard late"
     (body,) = server.bodies
     assert server.keys == ["Bearer secret"]
     assert body["model"] == "fake"

@@ -82,7 +82,7 @@ def test_a_run_on_our_engine(run: Run, model: Path, prompts: Path, tmp_path: Pat
         assert row["identical"] is True
         assert row["tokens_per_s"] > 0
         assert row["speedup_low"] <= row["speedup"] <= row["speedup_high"]
-        assert (row["weights"], row["numerics"]) == ("fp32", "exact")
+        assert (row["weights"], row["numerics"]) == ("int8", "exact")
         assert 0 < row["ttft_ms"]["p50"] <= row["request_ms"]["p50"]
     assert record["rows"][-2]["acceptance_rate"] is None
     manifest = record["manifest"]
