@@ -55,6 +55,7 @@ def _dispatch(argv: list[str] | None) -> int:
         arguments = _parser().parse_args(argv)
     except SystemExit as leaving:  # argparse has said all there is to say
         return leaving.code if isinstance(leaving.code, int) else 0
+    arguments.written = sys.argv[1:] if argv is None else argv
     code: int = arguments.command(arguments)
     return code
 

@@ -9,6 +9,8 @@ from understudy import __version__
 from understudy.bench.manifest import commit, hardware, prompts_hash, versions
 from understudy.bench.prompts import Prompt, own_prompts
 
+NOWHERE = {"commit": None, "dirty": None}
+
 
 def test_the_hash_is_of_what_is_asked_and_of_its_order() -> None:
     prompts = own_prompts()
@@ -46,18 +48,16 @@ def test_a_commit_is_told_only_of_our_own_checkout(tmp_path: Path) -> None:
     folder.mkdir()
     file = folder / "code.py"
     file.write_text("1")
-    assert commit(folder) is None, "no checkout"
+    assert commit(folder) == NOWHERE, "no checkout"
     git("init", "-q")
-    assert commit(folder) is None, "a checkout that does not know the package"
+    assert commit(folder) == NOWHERE, "a checkout that does not know the package"
     git("add", ".")
     git("commit", "-qm", "first")
-    assert commit(folder) == {"hash": git("rev-parse", "HEAD"), "dirty": False}
+    assert commit(folder) == {"commit": git("rev-parse", "HEAD"), "dirty": False}
     file.write_text("2")
-    found = commit(folder)
-    assert found is not None
-    assert found["dirty"] is True
+    assert commit(folder)["dirty"] is True
 
 
 def test_without_git_there_is_no_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    assert commit() is None
+    assert commit() == NOWHERE

@@ -65,16 +65,17 @@ def versions() -> dict[str, str | None]:
     return found
 
 
-def commit(folder: Path | None = None) -> dict[str, Any] | None:
-    """Name the commit that our source is at, and whether it was changed since; None outside of a checkout."""
+def commit(folder: Path | None = None) -> dict[str, Any]:
+    """Name the commit that our source is at, and whether it was changed since; both None outside of a checkout."""
+    unknown = {"commit": None, "dirty": None}
     here = folder or Path(__file__).parent
     if _git(here, "ls-files", "--error-unmatch", str(here)) is None:
-        return None  # no checkout, or one that happens to lie around an installed package
+        return unknown  # no checkout, or one that happens to lie around an installed package
     head = _git(here, "rev-parse", "HEAD")
     if head is None:
-        return None
+        return unknown
     top = _git(here, "rev-parse", "--show-toplevel")
-    return {"hash": head, "dirty": bool(_git(Path(top or here), "status", "--porcelain"))}
+    return {"commit": head, "dirty": bool(_git(Path(top or here), "status", "--porcelain"))}
 
 
 def prompts_hash(prompts: Iterable[Prompt]) -> str:

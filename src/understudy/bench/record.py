@@ -228,7 +228,7 @@ def samples_of(group: Group) -> dict[str, Any]:
 
 
 def cycle_time_of(group: Group) -> dict[str, Any] | None:
-    """Where the time of a row's steps went, in seconds; None where a server does not tell."""
+    """Where the time of a row's steps went, in mean seconds of a step; None where a server does not tell."""
     steps = group.steps
     if not steps.num_steps:
         return None
@@ -236,10 +236,10 @@ def cycle_time_of(group: Group) -> dict[str, Any] | None:
     return {
         **group.key,
         "num_steps": steps.num_steps,
-        "draft_s": round(steps.draft_s, 6),
-        "forward_s": round(steps.forward_s, 6),
-        "sample_s": round(steps.sample_s, 6),
-        "other_s": round(max(0.0, group.busy_s - inside_s), 6),
+        "draft_s": round(steps.draft_s / steps.num_steps, 9),
+        "forward_s": round(steps.forward_s / steps.num_steps, 9),
+        "sample_s": round(steps.sample_s / steps.num_steps, 9),
+        "other_s": round(max(0.0, group.busy_s - inside_s) / steps.num_steps, 9),
     }
 
 

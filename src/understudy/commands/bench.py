@@ -197,7 +197,7 @@ def _manifest(settings: Settings, run: _Run, measured: Measured, started: dateti
         "settings": settings.describe(),
         "hardware": hardware(),
         "versions": versions(),
-        "commit": commit(),
+        **commit(),
         "definitions": DEFINITIONS,
         "errors": {"count": len(measured.errors), "messages": measured.errors[:_MOST_ERRORS_KEPT]},
         "notes": _notes(settings, run, measured),

@@ -63,6 +63,8 @@ class Settings:
     budget_s: float
     json: str | None
     html: str | None
+    command: tuple[str, ...]
+    """As it was written."""
 
     @property
     def models(self) -> EngineConfig:
@@ -155,6 +157,7 @@ def read_settings(arguments: argparse.Namespace) -> Settings:
         budget_s=arguments.budget,
         json=arguments.json,
         html=arguments.html,
+        command=("understudy", *arguments.written),
     )
 
 
