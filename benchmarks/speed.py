@@ -42,6 +42,7 @@ from understudy.bench.prompts import Prompt, load_prompts, own_prompts, prompt_i
 from understudy.cache import cache_folder
 from understudy.core.events import Cycle, Event
 from understudy.core.request import SamplingParams, Speculation, SpeculationCounts
+from understudy.core.weights import DEFAULT_WEIGHTS, WEIGHT_TYPES
 from understudy.errors import UnderstudyError
 from understudy.llm import LLM
 from understudy.models.embedded import FORMAT, GGUF_SHA256, NAME
@@ -427,6 +428,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="parts to run (default all)")
     parser.add_argument("--threads", type=int, metavar="N", help="threads of both sides (default torch's choice)")
+    parser.add_argument("--weights", choices=WEIGHT_TYPES, default=DEFAULT_WEIGHTS, help="ours (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="which prompts are drawn from a larger set")
     parser.add_argument("--json", type=Path, metavar="OUT", help="write all numbers to this file")
     options = parser.parse_args(arguments)
@@ -446,7 +448,7 @@ def main() -> int:
     interrupted = False
     try:
         with Progress(*columns, console=console) as bar:
-            target = load_target(num_threads=options.threads)
+            target = load_target(weights=options.weights, num_threads=options.threads)
             bench = Bench(target, gather(options, target), options, bar)
             bench.run()
     except KeyboardInterrupt:
