@@ -134,6 +134,7 @@ def test_json_holds_everything(generate: Run) -> None:
     assert code == 0
     assert value["seed"] == 11
     assert value["model"] == "tiny"
+    assert value["system_fingerprint"].startswith("fp_")
     assert [choice["index"] for choice in value["choices"]] == [0, 1]
     assert value["usage"]["completion_tokens"] == sum(len(choice["token_ids"]) for choice in value["choices"])
     speculation = value["choices"][0]["speculation"]
