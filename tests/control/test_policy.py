@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from understudy.control.cost import CostModel, Load
-from understudy.control.policy import Offer, choose
+from understudy.control.policy import LEAST_GAIN, Offer, choose
 from understudy.control.stats import AcceptanceStats
 from understudy.core.draft import ROOT, Draft
 
@@ -63,7 +63,9 @@ def test_equals_brute_force_over_all_trees_at_once(seed: int) -> None:
     within = [list(choice) for choice in choices if sum(len(nodes) for nodes in choice) <= max_rows]
     best = max(speed(choice, offers, base_of(offers), cost) for choice in within)
     bought = [tuple(line) for line in decision.nodes]
-    assert speed(bought, offers, base_of(offers), cost) == pytest.approx(best)
+    plain = speed([()] * len(offers), offers, base_of(offers), cost)
+    wanted = best if best >= LEAST_GAIN * plain else plain
+    assert speed(bought, offers, base_of(offers), cost) == pytest.approx(wanted)
     assert bought in within, "closed under parents, within the room"
 
 

@@ -175,7 +175,8 @@ class Text:
         out = np.full(queries.shape, np.nan, np.float32)
         cpu_attention.attend(
             queries, keys, values, rows.tables, rows.group_starts, rows.group_tables,
-            rows.prefix_lens, rows.tail_starts, rows.tail_slots, self.window or cpu_attention.NO_WINDOW, out,
+            rows.prefix_lens, rows.tail_starts, rows.tail_slots, 1 + seed % 5,
+            self.window or cpu_attention.NO_WINDOW, out,
         )  # fmt: skip
         return out
 

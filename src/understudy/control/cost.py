@@ -1,10 +1,14 @@
 """What a pass of the target costs on this machine: measured at start, kept fresh by live steps.
 
-    seconds = table(rows) + per_key * keys + per_read * reads
+    seconds = drift * (table(rows) + per_key * keys + per_read * reads)
 
 rows: all rows of the pass. keys: the context lengths of its sequences, summed (each key is fetched once per
 sequence). reads: rows times context, summed (each row scores each key). The table is measured, not modelled, because
-it has steps: on one machine four rows cost less than one.
+it has steps: rows are padded to fours, and from some count on arithmetic takes longer than reading the weights.
+
+A shared machine becomes faster and slower as a whole, by half within minutes. So live steps correct the drift, which
+all entries share, quickly, and the entry that they belong to slowly and within narrow bounds: what decides whether a
+row is bought is the ratio of two entries, and that must not depend on which of them was measured at a bad moment.
 """
 
 from __future__ import annotations
@@ -14,9 +18,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 PROFILED_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-_LIVE_WEIGHT = 0.05
-_LIVE_RANGE = (0.5, 4.0)
-"""How far live steps may move an entry from what was profiled: a machine can become slower more than faster."""
+_DRIFT_WEIGHT = 0.1
+_DRIFT_RANGE = (0.25, 8.0)
+_ENTRY_WEIGHT = 0.01
+_ENTRY_RANGE = (0.8, 1.25)
+"""How far live steps may move an entry from what was profiled, beside the drift."""
+_MOST_SURPRISE = 2.0
+"""A single step counts as at most so many times slower or faster than predicted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +50,8 @@ class CostModel:
     """Seconds by number of rows, at no context."""
     per_key_s: float = 0.0
     per_read_s: float = 0.0
+    drift: float = 1.0
+    """How much slower the machine is now than when it was profiled."""
     _grid: list[int] = field(init=False)
     _profiled_s: dict[int, float] = field(init=False)
 
@@ -51,17 +61,17 @@ class CostModel:
 
     def step_s(self, load: Load) -> float:
         """Predicted seconds of a pass."""
-        return self._table_s(load.rows) + self.per_key_s * load.keys + self.per_read_s * load.reads
+        return self.drift * (self._table_s(load.rows) + self.per_key_s * load.keys + self.per_read_s * load.reads)
 
     def observe(self, load: Load, seconds: float) -> None:
-        """Let a live step correct the nearest entry of the table; far beyond the table it says nothing."""
+        """Let a live step correct the drift and the nearest entry; far beyond the table it says nothing."""
         if load.rows > self._grid[-1]:
             return
+        surprise = _within(seconds / self.step_s(load), 1.0 / _MOST_SURPRISE, _MOST_SURPRISE)
+        self.drift = _within(self.drift * surprise**_DRIFT_WEIGHT, *_DRIFT_RANGE)
         nearest = min(self._grid, key=lambda rows: abs(rows - load.rows))
-        predicted = self.step_s(load)
-        surprise = min(2.0 * predicted, max(0.5 * predicted, seconds)) - predicted
-        low, high = (factor * self._profiled_s[nearest] for factor in _LIVE_RANGE)
-        self.rows_s[nearest] = min(high, max(low, self.rows_s[nearest] + _LIVE_WEIGHT * surprise))
+        low, high = (factor * self._profiled_s[nearest] for factor in _ENTRY_RANGE)
+        self.rows_s[nearest] = _within(self.rows_s[nearest] * surprise**_ENTRY_WEIGHT, low, high)
 
     def _table_s(self, rows: int) -> float:
         """Straight lines between measured counts, and the last line's slope beyond them."""
@@ -87,4 +97,10 @@ def profile(time_step: Callable[[int, int], float], *, long_context: int, repeat
     one = max(0.0, seconds[1, long_context] - seconds[1, 0]) / long_context  # per_key + per_read
     eight = max(0.0, seconds[8, long_context] - seconds[8, 0]) / long_context  # per_key + 8 per_read
     per_read = max(0.0, (eight - one) / 7)
-    return CostModel({rows: seconds[rows, 0] for rows in PROFILED_ROWS}, max(0.0, one - per_read), per_read)
+    # A count was disturbed where a larger one took less time: it takes no longer than that.
+    least = {rows: min(seconds[more, 0] for more in PROFILED_ROWS if more >= rows) for rows in PROFILED_ROWS}
+    return CostModel(least, max(0.0, one - per_read), per_read)
+
+
+def _within(value: float, low: float, high: float) -> float:
+    return min(high, max(low, value))

@@ -17,11 +17,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from understudy.control.cost import CostModel, Load
+from understudy.control.policy import LEAST_GAIN
 
 MOST_DEPTH = 8
 """Passes of a draft model in one cycle, at most: the deeper tokens hardly ever pay for one more."""
-_LEAST_GAIN = 1.02
-"""Expected speed, as a multiple of not asking, below which a drafter is not asked: estimates are not exact."""
 _PROBING_SHARE = 0.01
 """Share of plain time that may be spent on drafters whose plan says no."""
 _LENGTH_WEIGHT = 0.2
@@ -77,7 +76,7 @@ def plan(
     free = sum(prospect.free_tokens for prospect in prospects)
     free_load = _with_rows(base, round(free), prospects)
     plain = (num_emitting + free) / target.step_s(free_load)
-    best, best_speed = Plan(), plain * _LEAST_GAIN
+    best, best_speed = Plan(), plain * LEAST_GAIN
     for count in range(1, len(order) + 1):
         chosen = [prospects[index] for index in order[:count]]
         keys = sum(prospect.context for prospect in chosen)

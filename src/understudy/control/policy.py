@@ -12,6 +12,9 @@ from dataclasses import dataclass
 
 from understudy.control.cost import CostModel, Load
 
+LEAST_GAIN = 1.02
+"""Expected speed, as a multiple of a plain step's, below which nothing is bought: estimates are not exact."""
+
 
 @dataclass(frozen=True, slots=True)
 class Offer:
@@ -65,6 +68,8 @@ def choose(
         speed = tokens / (spent_s + cost.step_s(Load(rows, base.keys, reads)))
         if speed > best_speed:
             best_count, best_speed = count, speed
+    if best_speed < LEAST_GAIN * plain_speed:
+        best_count, best_speed = 0, plain_speed
     for _, index, node, _ in ranked[:best_count]:
         nodes[index].append(node)
     return Decision([sorted(line) for line in nodes], _reason(best_count, num_forced, best_speed / plain_speed, ranked))

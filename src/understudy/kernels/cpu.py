@@ -98,7 +98,7 @@ class CpuKernels:
         cpu_attention.rotate_and_store(qkv, cos, sin, rows.positions, rows.slots, keys, values, queries)
         cpu_attention.attend(
             queries, keys, values, rows.tables, rows.group_starts, rows.group_tables,
-            rows.prefix_lens, rows.tail_starts, rows.tail_slots,
+            rows.prefix_lens, rows.tail_starts, rows.tail_slots, self._num_threads,
             cpu_attention.NO_WINDOW if window is None else window, out,
         )  # fmt: skip
 

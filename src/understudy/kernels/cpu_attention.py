@@ -317,7 +317,7 @@ def _attend_group(
 @jit_exact_parallel
 def attend(
     queries: Floats, keys: Floats, values: Floats, tables: Ints, group_starts: Ints, group_tables: Ints,
-    prefix_lens: Ints, tail_starts: Ints, tail_slots: Ints, window: int, out: Floats,
+    prefix_lens: Ints, tail_starts: Ints, tail_slots: Ints, num_threads: int, window: int, out: Floats,
 ) -> None:  # fmt: skip
     """Attention of every row over its prefix (through its sequence's block table) and its tail (slot by slot).
 
@@ -328,7 +328,13 @@ def attend(
     """
     num_kv_heads = keys.shape[1]
     flat_keys, flat_values = keys.reshape(-1), values.reshape(-1)
-    for item in numba.prange((group_starts.shape[0] - 1) * num_kv_heads):
+    num_items = (group_starts.shape[0] - 1) * num_kv_heads
+    share = (num_items + num_threads - 1) // num_threads
+    for place in numba.prange(share * num_threads):
+        # A thread has places in a row. It takes every so manyth item: neighbours are of one text and cost alike.
+        item = place % share * num_threads + place // share
+        if item >= num_items:
+            continue
         group = item // num_kv_heads
         _attend_group(
             group_starts[group : group + 2], item % num_kv_heads, queries, flat_keys, flat_values, num_kv_heads,
