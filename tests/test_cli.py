@@ -400,3 +400,12 @@ def test_verify_refuses_before_a_model_is_loaded(
     code, out, err = run("verify", *argv)
     assert (code, out) == (2, "")
     assert what in err
+
+
+def test_a_reader_who_leaves_is_not_a_difference() -> None:
+    """The library that draws tables would leave with code 1, which says that words differ."""
+    from understudy.commands.result import make_console
+
+    console = make_console(stderr=False)
+    with pytest.raises(BrokenPipeError):
+        console.on_broken_pipe()

@@ -154,6 +154,24 @@ def test_bare_rows_make_a_page() -> None:
     assert not any(embedded(page, "figures")[0]["figures"].values())
 
 
+def test_an_open_loop_has_no_concurrency() -> None:
+    record = small_record()
+    for row in (*record["rows"], *record["manifest"]["samples"], *record["manifest"]["cycle_time"]):
+        row["concurrency"] = None
+    page = page_html(record)
+    (view,) = embedded(page, "figures")
+    assert {name for name, figure in view["figures"].items() if figure is None} == {"throughput"}
+    assert "at temperature 0, in an open loop" in page
+    assert '<td class="number">open loop</td>' in page
+
+
+def test_without_plain_decoding_nothing_was_compared_with_it() -> None:
+    record = small_record()
+    record["rows"] = [row for row in record["rows"] if row["drafter"] != "plain"]
+    assert all(row["identical"] for row in record["rows"])
+    assert headline(read_record(record)).title.endswith("identity of the output not checked")
+
+
 def test_changes_that_the_commit_does_not_hold_are_said() -> None:
     record = small_record()
     assert "changes that its commit does not hold" not in page_html(record)

@@ -128,6 +128,36 @@ def test_an_open_loop(measure: Callable[..., dict[str, Any]]) -> None:
     assert [len(sample["ttft_ms"]) for sample in record["manifest"]["samples"]] == [5, 5, 5, 5, 10, 10]
 
 
+def test_an_open_loop_makes_a_page(measure: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+    measure("--arrivals", "poisson", "--rate", 200, "--num-requests", 2, "--html", tmp_path / "page.html")
+    assert "in an open loop" in (tmp_path / "page.html").read_text()
+
+
+def test_a_round_beyond_the_budget_is_told(measure: Callable[..., dict[str, Any]]) -> None:
+    assert any("more than the budget of 0.001 s" in note for note in measure()["manifest"]["notes"])
+
+
+def test_a_reader_who_leaves_does_not_cost_the_record(
+    run: Run, model: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def left(*args: object) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("understudy.bench.report.show", left)
+    file = tmp_path / "bench.json"
+    code, _, _ = run(model, "--threads", 1, "--prompts", prompts, "--json", file, *ONE_ROUND)
+    assert code == 141
+    assert len(json.loads(file.read_text())["rows"]) == 6
+
+
+def test_a_class_may_not_be_called_like_the_sum(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(json.dumps({"class": "all", "prompt": "cat"}))
+    code, _, err = run("--prompts", file, *ONE_ROUND)
+    assert code == 2
+    assert "A class of prompts is called 'all'" in err
+
+
 def test_a_trace(measure: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     lines = [{"timestamp": 0, "class": "chat"}, {"timestamp": 30, "class": "code", "output_length": 4}]
@@ -223,6 +253,11 @@ def test_a_page_is_written_from_the_record(
         (["--url", "http://host", "--threads", "2"], "--threads has a meaning only on our own engine"),
         (["--url", "http://host", "--baseline-url", "http://b", "--plain-by-field"], "contradict"),
         (["--url", "http://host", "--api-key-env", "NO_SUCH_VARIABLE"], "NO_SUCH_VARIABLE is not set"),
+        (["--url", "http://host", "--api-key-env", "BAD_KEY"], "BAD_KEY holds a character"),
+        (["--trace-unit", "s"], "--trace-unit has a meaning only"),
+        (["--arrivals", "trace", "--trace", "/no/such/trace"], "/no/such/trace cannot be read"),
+        (["--classes", "law"], "no prompts of class 'law'"),
+        (["--json", "same", "--html", "./same"], "name the same file"),
         (["--url", "host"], "'host' is no URL of a server"),
         (["--url", "http://127.0.0.1:9", "--model", "m"], "cannot be reached"),
     ],
@@ -231,7 +266,9 @@ def test_bad_arguments_are_refused_before_a_model_is_loaded(
     run: Run, monkeypatch: pytest.MonkeyPatch, argv: list[str], what: str
 ) -> None:
     monkeypatch.setattr("understudy.assembly.load_model", None)
+    monkeypatch.setenv("BAD_KEY", "hidden\r")
     code, out, err = run(*argv)
+    assert "hidden" not in err
     assert (code, out) == (2, "")
     assert what in err
 
@@ -288,6 +325,20 @@ def test_a_server_alone_has_no_speedup(ask: Run) -> None:
     assert rows(record, "drafter", "speedup") == [("default", None)] * 3
     assert "There is no baseline" in err
     assert {body["model"] for body in server.bodies} == {"mine"}
+
+
+def test_without_usage_the_same_answers_are_the_same_tokens(ask: Run) -> None:
+    """A server that speculates sends fewer chunks: counted as tokens they would make it slower than it is."""
+    whole = Behaviour(words=["one two three"], usage=False)
+    with fake_server(Behaviour(seconds_per_word=0.05, usage=False)) as plain, fake_server(whole) as server:
+        code, out, _ = ask("--url", server.url, "--baseline-url", plain.url)
+    record = json.loads(out)
+    assert code == 0
+    base, last = record["rows"][-2:]
+    times = [sum(sample["request_ms"]) for sample in record["manifest"]["samples"][-2:]]
+    assert (base["drafter"], last["drafter"]) == ("plain", "default")
+    assert last["speedup"] == pytest.approx(times[0] / times[1], rel=0.02)
+    assert any("sends no usage" in note for note in record["manifest"]["notes"])
 
 
 def test_a_server_that_says_something_else(ask: Run) -> None:

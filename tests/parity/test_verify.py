@@ -177,6 +177,20 @@ def test_each_reason_for_being_vacuous(setting: Setting, changes: dict[str, obje
     assert reason in found
 
 
+def test_an_answer_with_an_error_proves_nothing(
+    targets: Targets, cases: CaseSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plain decoding may end with the same error: the answers would be equal."""
+    from understudy.parity import run
+
+    answer = run._answer
+    monkeypatch.setattr(run, "_answer", lambda *args: replace(answer(*args), error="broken"))
+    report = verify(targets, cases, [PLAIN_CHAIN])
+    assert report.identical == report.compared
+    assert not report.proven
+    assert any("ended with an error (broken)" in reason for reason in report.vacuous[0].vacuous)
+
+
 class Notes:
     """Remembers what it saw."""
 

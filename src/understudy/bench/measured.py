@@ -34,7 +34,8 @@ class Setting:
     weights: str
     numerics: str
     temperature: float
-    concurrency: int
+    concurrency: int | None
+    """None in an open loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ class Detail:
     name: str
     drafter: str
     temperature: float
-    concurrency: int
+    concurrency: int | None
     weights: str
     """Empty where the manifest does not say; then it stands for all weights."""
     values: Mapping[str, tuple[float, ...]]
@@ -86,7 +87,7 @@ class Measured:
         """Every setting, those of one kind of arithmetic together, the coldest and least busy first."""
         kinds = _in_order((row.setting.weights, row.setting.numerics) for row in self.rows)
         found = _in_order(row.setting for row in self.rows)
-        return sorted(found, key=lambda s: (kinds.index((s.weights, s.numerics)), s.temperature, s.concurrency))
+        return sorted(found, key=lambda s: (kinds.index((s.weights, s.numerics)), s.temperature, s.concurrency or 0))
 
     @cached_property
     def classes(self) -> list[str]:
@@ -119,12 +120,13 @@ class Measured:
         return {(row.setting, row.drafter, row.name): row for row in self.rows}
 
     def along_concurrency(self, setting: Setting, drafter: str) -> dict[int, float]:
-        """Give tokens/s over all classes by concurrency, everything else as in this setting."""
+        """Give tokens/s over all classes by concurrency, everything else as in this setting; an open loop has none."""
         kind = (setting.weights, setting.numerics, setting.temperature)
         rows = [row for row in self.rows if (row.drafter, row.name) == (drafter, self.overall)]
         same = [row for row in rows if (row.setting.weights, row.setting.numerics, row.setting.temperature) == kind]
         speeds = {row.setting.concurrency: row.tokens_per_s for row in same}
-        return {num: speed for num, speed in sorted(speeds.items()) if speed is not None}
+        found = {num: speed for num, speed in speeds.items() if num is not None and speed is not None}
+        return dict(sorted(found.items()))
 
 
 def details_at(details: Iterable[Detail], setting: Setting) -> list[Detail]:
@@ -195,9 +197,11 @@ class _Object:
         value = self.number(key)
         return self.wrong(key, "no number") if value is None else value
 
-    def count(self, key: str) -> int:
-        value = self.needed_number(key)
-        return int(value) if value >= 1 and value == int(value) else self.wrong(key, "no count from 1 up")
+    def count(self, key: str) -> int | None:
+        value = self.number(key)
+        if value is not None and (value < 1 or value != int(value)):
+            self.wrong(key, "no count from 1 up")
+        return None if value is None else int(value)
 
     def numbers(self, key: str) -> tuple[float | None, ...]:
         values = self.values.get(key) or ()

@@ -104,7 +104,7 @@ def _selectors(measured: Measured) -> list[dict[str, Any]]:
     for field, title in SELECTORS.items():
         values = list(dict.fromkeys(getattr(setting, field) for setting in measured.settings))
         if len(values) > 1:
-            ordered = values if isinstance(values[0], str) else sorted(values)
+            ordered = values if isinstance(values[0], str) else sorted(values, key=lambda value: value or 0)
             found.append({"field": field, "title": title, "options": [words.plain_number(value) for value in ordered]})
     return found
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from understudy.bench.alternate import Measured, Turn
-from understudy.bench.served import Answer, StepTime
+from understudy.bench.served import ALL, Answer, StepTime
 from understudy.bench.statistics import Estimate, Pair, percentile, speedup_estimate
 from understudy.core.request import SpeculationCounts
 
@@ -27,8 +27,6 @@ PLAIN = "plain"
 """The drafter of the baseline."""
 DEFAULT = "default"
 """The drafter setting that a user gets without asking for another."""
-ALL = "all"
-"""The class of a row that sums up all others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +143,13 @@ class Group:
 
     @property
     def pairs(self) -> list[Pair]:
-        """What the baseline and the arm took, turn by turn."""
-        both = [(turn.served[self.baseline.name], turn.served[self.arm.name]) for turn in self.turns]
-        return [Pair(base.busy_s, base.num_tokens, arm.busy_s, arm.num_tokens) for base, arm in both]
+        """What the baseline and the arm took, turn by turn. The same answers are the same tokens, however counted."""
+        pairs = []
+        for turn in self.turns:
+            base, arm = turn.served[self.baseline.name], turn.served[self.arm.name]
+            arm_tokens = base.num_tokens if arm.said == base.said else arm.num_tokens
+            pairs.append(Pair(base.busy_s, base.num_tokens, arm.busy_s, arm_tokens))
+        return pairs
 
     @property
     def steps(self) -> StepTime:

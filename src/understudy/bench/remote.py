@@ -29,6 +29,7 @@ SILENCE_TIMEOUT_S = 600.0
 """How long a server may say nothing at all."""
 _WARM_UP_TOKENS = 2
 _MOST_ERROR_BYTES = 2000
+_MOST_ERROR_CHARACTERS = 400
 _REMEDY = "Check the URL (it ends in /v1 with most servers) and that the server is running."
 
 
@@ -51,10 +52,14 @@ class Endpoint:
         try:
             parts = urlsplit(self.url)
             known = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-            valid = known and parts.username is None  # a password would end up in the record
         except ValueError:
-            valid = False
-        if not valid:
+            known = False
+        if "@" in self.url or "?" in self.url or "#" in self.url:  # the URL is shown, and is written into the record
+            raise ConfigError(
+                "This is no URL of a server: it has a user, a password, a query or a fragment, which may be secret.",
+                "Write it as http://host:port/v1, and name a key with --api-key-env.",
+            )
+        if not known:
             raise ConfigError(f"{self.url!r} is no URL of a server.", "Write it as http://host:port/v1.")
         return parts
 
@@ -81,8 +86,13 @@ class Endpoint:
         response = connection.getresponse()
         if response.status != http.client.OK:
             told = response.read(_MOST_ERROR_BYTES).decode(errors="replace")
-            raise RequestFailed(f"{self.url}{path} answered {response.status}: {' '.join(told.split())[:300]}")
+            said = self.without_key(" ".join(told.split()))
+            raise RequestFailed(f"{self.url}{path} answered {response.status}: {said}"[:_MOST_ERROR_CHARACTERS])
         return response
+
+    def without_key(self, text: str) -> str:
+        """Take the key out of what a server says: some repeat it, and it must not get into a record."""
+        return text.replace(self.api_key, "(the key)") if self.api_key else text
 
 
 def find_model(endpoint: Endpoint, wanted: str | None) -> str:
@@ -93,7 +103,7 @@ def find_model(endpoint: Endpoint, wanted: str | None) -> str:
         if wanted is not None:
             return wanted
         listed = json.loads(endpoint.send(connection, "/models").read())
-        names = [model["id"] for model in listed["data"]]
+        names = [str(model["id"]) for model in listed["data"]]
     except RequestFailed as error:
         raise ConfigError(f"{error}.", _REMEDY) from None
     except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
@@ -103,7 +113,7 @@ def find_model(endpoint: Endpoint, wanted: str | None) -> str:
             connection.close()
     if len(names) != 1:
         raise ConfigError(f"{endpoint.url} has {len(names)} models.", f"Choose with --model: {', '.join(names)}.")
-    return str(names[0])
+    return names[0]
 
 
 @dataclass(slots=True)
@@ -163,13 +173,16 @@ class RemoteArm:
             response = self.endpoint.send(connection, "/chat/completions", self._body(question, temperature))
             said = _listen(response, now)
         except (RequestFailed, OSError, http.client.HTTPException, ValueError) as error:
-            reason = str(error) or type(error).__name__
+            reason = self.endpoint.without_key(str(error))[:_MOST_ERROR_CHARACTERS] or type(error).__name__
             return Answer(arrived_s=arrived_s, ended_s=now(), error=reason)
         finally:
             if connection is not None:
                 connection.close()
         if said.num_tokens is None:
-            self.notes.add(f"{self.name}: the server sends no usage; its chunks were counted as tokens")
+            self.notes.add(
+                f"{self.name}: the server sends no usage; its chunks were counted as tokens, "
+                "so tokens_per_s and tpot_ms are wrong where a chunk holds several"
+            )
         return said.answer(arrived_s, now())
 
     def _body(self, question: Question, temperature: float) -> dict[str, Any]:
@@ -201,7 +214,7 @@ class _Said:
     def take(self, chunk: Mapping[str, Any], now_s: float) -> None:
         """Take one chunk."""
         if chunk.get("error"):
-            raise RequestFailed(f"the server broke off: {str(chunk['error'])[:300]}")
+            raise RequestFailed(f"the server broke off: {chunk['error']}")
         for choice in chunk.get("choices") or ():
             delta = choice.get("delta") or {}
             text = "".join(delta.get(name) or "" for name in ("reasoning_content", "content"))
@@ -238,12 +251,9 @@ def _listen(response: http.client.HTTPResponse, now: Callable[[], float]) -> _Sa
         ended = data == "[DONE]"
         if ended:
             break
-        chunk = json.loads(data)
-        if not isinstance(chunk, dict):
-            raise RequestFailed(f"the server sent {data[:60]!r}, which is no chunk")
         try:
-            said.take(chunk, now())
-        except (AttributeError, TypeError):
+            said.take(json.loads(data), now())
+        except (AttributeError, TypeError, ValueError, RecursionError):
             raise RequestFailed(f"the server sent {data[:60]!r}, which is no chunk") from None
     if not ended or said.finish_reason is None:
         raise RequestFailed("the stream ended before the answer did")
@@ -260,6 +270,8 @@ def _events(response: http.client.HTTPResponse) -> Iterator[str]:
         elif not text and lines:
             yield "\n".join(lines)
             lines = []
+    if lines:  # some servers leave the last empty line out
+        yield "\n".join(lines)
 
 
 def _counts(block: Mapping[str, Any]) -> SpeculationCounts | None:

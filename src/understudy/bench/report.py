@@ -12,7 +12,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
 from understudy.bench.alternate import Measured
-from understudy.bench.record import ALL, ArmFacts, Group, Row, groups
+from understudy.bench.record import ArmFacts, Group, Row, groups
+from understudy.bench.served import ALL
 from understudy.bench.statistics import speedup
 
 _MOST_SHOWN = 5

@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 from understudy.core.events import Cycle
 from understudy.core.request import SpeculationCounts
 
+ALL = "all"
+"""The class that sums up all others; no prompts may call theirs so."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
@@ -85,6 +88,11 @@ class Served:
     answers: Sequence[Answer]
     steps: StepTime = field(default_factory=StepTime)
     """Nothing in it where a server does not tell."""
+
+    @property
+    def said(self) -> list[tuple[str, tuple[int, ...] | None, str | None]]:
+        """What each answer said."""
+        return [answer.said for answer in self.answers]
 
     @property
     def num_tokens(self) -> int:

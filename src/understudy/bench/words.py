@@ -136,10 +136,12 @@ def _tiles(measured: Measured, setting: Setting, row: Row | None, total: Verdict
 
 
 def verdicts(measured: Measured) -> list[Verdict]:
-    """Count, for each class, the comparisons with plain decoding that came out the same."""
+    """Count, for each class, the comparisons with plain decoding that came out the same; without it there were none."""
     found = []
+    compared = PLAIN in measured.drafters
     for name in measured.classes:
-        said = [row.identical for row in measured.rows if row.name == name and row.drafter != PLAIN]
+        rows = [row for row in measured.rows if row.name == name and row.drafter != PLAIN]
+        said = [row.identical if compared else None for row in rows]
         found.append(Verdict(name, said.count(True), said.count(False), said.count(None)))
     return found
 
@@ -155,6 +157,8 @@ def _total(found: Sequence[Verdict]) -> Verdict:
 
 def crossovers(measured: Measured, setting: Setting) -> list[str]:
     """Say for each drafter at which concurrency speculation stops paying, or that it does not in what was measured."""
+    if setting.concurrency is None:
+        return []
     plain = measured.along_concurrency(setting, PLAIN)
     return [
         _crossover(drafter, plain, measured.along_concurrency(setting, drafter)) for drafter in measured.speculative
@@ -182,8 +186,10 @@ def _crossover(drafter: str, plain: dict[int, float], drafted: dict[int, float])
     return f"{drafter}: no crossover {where}; {how}."
 
 
-def at_once(concurrency: int) -> str:
+def at_once(concurrency: int | None) -> str:
     """Say a concurrency."""
+    if concurrency is None:
+        return "in an open loop"
     return "one request at a time" if concurrency == 1 else f"{concurrency} requests at once"
 
 
@@ -196,7 +202,9 @@ def figure(value: float | None, unit: str = "") -> str:
 
 
 def plain_number(value: Any) -> str:
-    """Write a value of a setting."""
+    """Write a value of a setting; only a concurrency can be None."""
+    if value is None:
+        return "open loop"
     return f"{value:g}" if isinstance(value, int | float) else str(value) or "not said"
 
 

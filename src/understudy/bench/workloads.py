@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from understudy.bench.arrivals import Arrivals, Closed, Timed, TraceLine
 from understudy.bench.prompts import Prompt
+from understudy.bench.served import ALL
 from understudy.core.request import SamplingParams
 from understudy.errors import ConfigError
 
@@ -122,6 +123,18 @@ class Questions:
     num_left_out: int = 0
 
 
+def wanted_classes(prompts: Sequence[Prompt], classes: Sequence[str] = ()) -> list[str]:
+    """Name the classes to ask: the given ones, or all that the prompts have. No model is needed for it."""
+    known = list(dict.fromkeys(prompt.prompt_class for prompt in prompts))
+    missing = [name for name in classes if name not in known]
+    if missing:
+        raise ConfigError(f"There are no prompts of class {missing[0]!r}.", f"Choose from {', '.join(known)}.")
+    wanted = list(classes) or known
+    if ALL in wanted:
+        raise ConfigError(f"A class of prompts is called {ALL!r}, as is the sum of all classes.", "Rename the class.")
+    return wanted
+
+
 def choose(
     prompts: Sequence[Prompt],
     encode: Encode,
@@ -132,13 +145,9 @@ def choose(
     per_class: int | None = None,
 ) -> Questions:
     """Take the first `per_class` prompts of each class (all if None), of the named classes (all if none is named)."""
-    known = list(dict.fromkeys(prompt.prompt_class for prompt in prompts))
-    missing = [name for name in classes if name not in known]
-    if missing:
-        raise ConfigError(f"There are no prompts of class {missing[0]!r}.", f"Choose from {', '.join(known)}.")
     by_class: dict[str, list[Question]] = {}
     num_left_out = 0
-    for name in classes or known:
+    for name in wanted_classes(prompts, classes):
         chosen = [prompt for prompt in prompts if prompt.prompt_class == name][:per_class]
         encoded = [(prompt, encode(prompt)) for prompt in chosen]
         fitting = [
@@ -171,7 +180,8 @@ def follow_trace(lines: Sequence[TraceLine], questions: Questions, encode: Encod
             )
         chosen.append(replace(base, name=f"trace-{number}", max_tokens=line.max_tokens or base.max_tokens))
     classes = {question.prompt.prompt_class for question in chosen}
-    return Questions({classes.pop() if len(classes) == 1 else MIXED: chosen}, questions.num_left_out)
+    name = classes.pop() if len(classes) == 1 and ALL not in classes else MIXED
+    return Questions({name: chosen}, questions.num_left_out)
 
 
 def _own_question(line: TraceLine, number: int, example: Question, encode: Encode) -> Question:

@@ -17,6 +17,7 @@ from understudy.commands.teller import Teller
 
 if TYPE_CHECKING:
     from understudy.bench.alternate import Measured
+    from understudy.bench.arrivals import TraceLine
     from understudy.bench.prompts import Prompt
     from understudy.bench.record import ArmFacts
     from understudy.bench.remote import RemoteArm
@@ -68,7 +69,8 @@ def bench(arguments: argparse.Namespace) -> int:
     write_page = _page_writer() if settings.html is not None else None
     prompts = load_prompts(settings.prompts) if settings.prompts is not None else own_prompts()
     started = datetime.now(UTC)
-    run = _on_server(settings, prompts) if settings.url is not None else _on_engine(settings, prompts)
+    trace = _trace(settings, prompts)
+    run = (_on_engine if settings.url is None else _on_server)(settings, prompts, trace)
     with progress_bar(make_console(stderr=True), run.facts) as watcher:
         measured = alternate(run.arms, run.plan, budget_s=settings.budget_s, watcher=watcher)
     if measured.interrupted and not measured.turns:
@@ -76,11 +78,13 @@ def bench(arguments: argparse.Namespace) -> int:
     rows = [row_of(group) for group in groups(measured, run.facts)]
     manifest = _manifest(settings, run, measured, started)
     untold = [note for note in manifest["notes"] if note not in run.notices]
-    show(rows, measured, untold, make_console(stderr=settings.json == "-"))
     record = {"manifest": manifest, "rows": [row.describe() for row in rows]}
-    write_json(record, settings.json)
-    if write_page is not None:
-        write_page(record, Path(settings.html or ""))
+    try:  # whatever becomes of the table or of the files, the others are not lost
+        write_json(record, settings.json)
+        if write_page is not None and rows:
+            write_page(record, Path(settings.html or ""))
+    finally:
+        show(rows, measured, untold, make_console(stderr=settings.json == "-"))
     if measured.interrupted:
         return INTERRUPTED
     fine = rows and not measured.errors and all(row.identical for row in rows)
@@ -93,7 +97,7 @@ def _page_writer() -> Callable[[dict[str, Any], Path], None]:
     return write_page
 
 
-def _on_engine(settings: Settings, prompts: Sequence[Prompt]) -> _Run:
+def _on_engine(settings: Settings, prompts: Sequence[Prompt], trace: Sequence[TraceLine]) -> _Run:
     """Load the model once, and build an engine around it for each arm."""
     from understudy.bench.engines import NUMERICS, build_arms, encoder
     from understudy.bench.record import PLAIN
@@ -102,7 +106,7 @@ def _on_engine(settings: Settings, prompts: Sequence[Prompt]) -> _Run:
     console = make_console(stderr=True)
     teller = Teller(console)
     target = load(settings.model, settings.models, console=console, emit=teller)
-    questions, plan = _plan(settings, prompts, encoder(target))
+    questions, plan = _plan(settings, prompts, trace, encoder(target))
     with Waiting(console, "measuring what a row costs"):
         arms = build_arms(target, [PLAIN, *settings.drafters], plan)
     subject = {
@@ -115,7 +119,7 @@ def _on_engine(settings: Settings, prompts: Sequence[Prompt]) -> _Run:
     return _Run(arms, plan, questions, subject, teller.notes)
 
 
-def _on_server(settings: Settings, prompts: Sequence[Prompt]) -> _Run:
+def _on_server(settings: Settings, prompts: Sequence[Prompt], trace: Sequence[TraceLine]) -> _Run:
     """Find the server, and what it is compared with."""
     from understudy.bench.record import DEFAULT, PLAIN, ArmFacts
     from understudy.bench.remote import Endpoint, RemoteArm, find_model
@@ -131,7 +135,7 @@ def _on_server(settings: Settings, prompts: Sequence[Prompt]) -> _Run:
         RemoteArm(ArmFacts(name), endpoint, find_model(endpoint, settings.model))
         for name, endpoint in endpoints.items()
     ]
-    questions, plan = _plan(settings, prompts, lambda prompt: ())
+    questions, plan = _plan(settings, prompts, trace, lambda prompt: ())
     subject = {
         "model": {"name": arms[-1].model, "hash": None},
         "draft": None,
@@ -143,9 +147,22 @@ def _on_server(settings: Settings, prompts: Sequence[Prompt]) -> _Run:
     return _Run(arms, plan, questions, subject)
 
 
-def _plan(settings: Settings, prompts: Sequence[Prompt], encode: Encode) -> tuple[Questions, Plan]:
+def _trace(settings: Settings, prompts: Sequence[Prompt]) -> list[TraceLine]:
+    """Read the trace if there is one, and check what is asked for: a model may take long to load."""
+    from understudy.bench.arrivals import read_trace
+    from understudy.bench.workloads import wanted_classes
+
+    wanted_classes(prompts, settings.classes)
+    if settings.trace is None:
+        return []
+    return read_trace(settings.trace, unit=settings.trace_unit, count=settings.num_requests)
+
+
+def _plan(
+    settings: Settings, prompts: Sequence[Prompt], trace: Sequence[TraceLine], encode: Encode
+) -> tuple[Questions, Plan]:
     """Choose the questions, and when they arrive."""
-    from understudy.bench.arrivals import Poisson, Recorded, read_trace
+    from understudy.bench.arrivals import Poisson, Recorded
     from understudy.bench.workloads import Plan, choose, follow_trace
 
     questions = choose(
@@ -159,10 +176,9 @@ def _plan(settings: Settings, prompts: Sequence[Prompt], encode: Encode) -> tupl
     times: Poisson | Recorded | None = None
     if settings.rate is not None:
         times = Poisson(settings.rate, settings.num_requests, settings.seed)
-    elif settings.trace is not None:
-        lines = read_trace(settings.trace, unit=settings.trace_unit, count=settings.num_requests)
-        questions = follow_trace(lines, questions, encode)
-        times = Recorded([line.time_s for line in lines])
+    elif trace:
+        questions = follow_trace(trace, questions, encode)
+        times = Recorded([line.time_s for line in trace])
     plan = Plan(
         questions=questions.by_class,
         temperatures=settings.temperatures,
@@ -213,12 +229,24 @@ def _notes(settings: Settings, run: _Run, measured: Measured) -> list[str]:
         notes.append(f"{run.questions.num_left_out} prompts do not fit in the model's context and were left out.")
     if measured.num_rounds <= 1:
         notes.append("There was a single round: the interval of a class's speed-up is the point itself.")
+    if measured.num_rounds == 1 and measured.seconds > settings.budget_s:
+        notes.append(
+            f"The round took {measured.seconds:.0f} s, more than the budget of {settings.budget_s:g} s; "
+            "fewer classes or shorter answers make it shorter."
+        )
     if measured.interrupted:
         notes.append("The run was interrupted; what was measured until then is here.")
     if measured.errors:
         notes.append("Turns in which a request failed are left out under every arm.")
     if settings.url is not None and len(run.arms) == 1:
         notes.append("There is no baseline: no speed-up, and `identical` compares repetitions.")
+    if settings.plain_by_field:
+        notes.append(
+            "Both arms ask the same server: what it keeps of one arm's prompts and answers may help the other, "
+            "and who asks first changes from turn to turn."
+        )
+    elif settings.url is not None:
+        notes.append("A server may keep prompts and answers: later rounds can be faster than the first.")
     return notes
 
 

@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from understudy.commands.model_arguments import add_model_arguments, check_drafted, check_models, chosen_weights
@@ -87,9 +88,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_work(parser.add_argument_group("what is asked").add_argument)
     _add_arms(parser)
     add = parser.add_argument_group("results").add_argument
-    add("--budget", type=float, default=DEFAULT_BUDGET_S, metavar="S", help="seconds to spend (default: 600)")
+    add(
+        "--budget",
+        type=float,
+        default=DEFAULT_BUDGET_S,
+        metavar="S",
+        help="seconds to spend; one round always runs (default: 600)",
+    )
     add("--json", metavar="OUT", help="write the record to this file; - for the standard output")
-    add("--html", metavar="OUT", help="write the record as a page")
+    add("--html", metavar="OUT", help="write the record as a page: one file that loads nothing")
 
 
 def _add_work(add: Callable[..., Any]) -> None:
@@ -99,10 +106,15 @@ def _add_work(add: Callable[..., Any]) -> None:
     add("--max-tokens", type=int, default=128, metavar="N", help="longest answer (default: 128)")
     add("--temperature", default="0", metavar="LIST", help="one or several, with commas between (default: 0)")
     add("--concurrency", metavar="LIST", help="requests at once, one or several numbers (default: 1)")
-    add("--arrivals", choices=("closed", "poisson", "trace"), default="closed", help="default: closed")
-    add("--rate", type=float, metavar="R", help="requests per second of --arrivals poisson")
+    add(
+        "--arrivals",
+        choices=("closed", "poisson", "trace"),
+        default="closed",
+        help="closed: --concurrency requests at once; else at times that are drawn or recorded (default: closed)",
+    )
+    add("--rate", type=float, metavar="R", help="requests per second on average, for --arrivals poisson")
     add("--trace", metavar="FILE", help="JSON lines with a timestamp, for --arrivals trace")
-    add("--trace-unit", choices=("ms", "s"), default="ms", help="unit of the timestamps (default: ms)")
+    add("--trace-unit", choices=("ms", "s"), help="unit of the timestamps (default: ms)")
     add("--num-requests", type=int, metavar="N", help="requests of an open loop's sequence (default: 16)")
     add("--seed", type=int, default=0, metavar="N", help="of words and arrivals (default: 0)")
 
@@ -111,7 +123,12 @@ def _add_arms(parser: argparse.ArgumentParser) -> None:
     add = add_model_arguments(parser, positional=True).add_argument
     add("--model", dest="model_name", metavar="M", help="the same as MODEL; with --url the name of the model there")
     names = ", ".join(("default", *DRAFTERS))
-    add("--drafter", action="append", metavar="NAME", help=f"{names}, or several with + between; may be repeated")
+    add(
+        "--drafter",
+        action="append",
+        metavar="NAME",
+        help=f"{names}, or several with + between; may be repeated (default: default)",
+    )
     add = parser.add_argument_group("a server with OpenAI's interface").add_argument
     add("--url", metavar="URL", help="measure this server, as in http://localhost:8000/v1")
     add("--baseline-url", metavar="URL", help="the same model without speculation, to compare with")
@@ -131,6 +148,8 @@ def read_settings(arguments: argparse.Namespace) -> Settings:
     if arguments.html == "-":
         raise ConfigError("--html needs the name of a file.", "Give one.")
     check_writable(arguments.html)
+    if arguments.html is not None and arguments.json is not None and Path(arguments.html) == Path(arguments.json):
+        raise ConfigError("--json and --html name the same file.", "Give each its own.")
     return Settings(
         model=arguments.model if arguments.model is not None else arguments.model_name,
         url=arguments.url,
@@ -151,7 +170,7 @@ def read_settings(arguments: argparse.Namespace) -> Settings:
         arrivals=arguments.arrivals,
         rate=arguments.rate,
         trace=arguments.trace,
-        trace_unit=arguments.trace_unit,
+        trace_unit=arguments.trace_unit or "ms",
         num_requests=arguments.num_requests or DEFAULT_NUM_REQUESTS,
         seed=arguments.seed,
         budget_s=arguments.budget,
@@ -188,8 +207,15 @@ def _check_combinations(arguments: argparse.Namespace) -> None:
     check_models(arguments)
     if arguments.baseline_url is not None and arguments.plain_by_field:
         raise ConfigError("--baseline-url and --plain-by-field contradict each other.", "Give one of the two.")
-    if arguments.api_key_env is not None and not os.environ.get(arguments.api_key_env):
-        raise ConfigError(f"The environment variable {arguments.api_key_env} is not set.", "Set it to the key.")
+    if arguments.api_key_env is not None:
+        key = os.environ.get(arguments.api_key_env)
+        if not key:
+            raise ConfigError(f"The environment variable {arguments.api_key_env} is not set.", "Set it to the key.")
+        if not (key.isascii() and key.isprintable()):  # it could not be sent, and the error would show it
+            raise ConfigError(
+                f"The environment variable {arguments.api_key_env} holds a character that no key has.",
+                "Set it to the key alone, without a line feed.",
+            )
 
 
 def _check_arrivals(arguments: argparse.Namespace) -> None:
@@ -198,6 +224,8 @@ def _check_arrivals(arguments: argparse.Namespace) -> None:
         given = getattr(arguments, name) is not None
         if given != (kind == wanted):
             raise ConfigError(f"--{name} and --arrivals {wanted} belong together.", "Give both or none.")
+    if kind != "trace" and arguments.trace_unit is not None:
+        raise ConfigError("--trace-unit has a meaning only with --arrivals trace.", "Leave it out.")
     if kind == "closed" and arguments.num_requests is not None:
         raise ConfigError("--num-requests has a meaning only in an open loop.", "Leave it out.")
     if kind != "closed" and arguments.concurrency is not None:
@@ -228,7 +256,7 @@ def _numbers(written: str, kind: Callable[[str], Any], name: str) -> list[Any]:
         found = []
     if not found:
         raise ConfigError(f"--{name} is {written!r}.", "Give a number, or several with commas between.")
-    return found
+    return list(dict.fromkeys(found))
 
 
 def _words(written: str | None) -> list[str]:

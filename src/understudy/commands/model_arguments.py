@@ -37,14 +37,15 @@ def add_model_arguments(
     return group
 
 
-def add_drafters(group: argparse._ArgumentGroup) -> None:
+def add_drafters(group: argparse._ArgumentGroup, *, may_be_none: bool = True) -> None:
     """Declare who drafts."""
     names = ", ".join(DRAFTERS)
     default = ", ".join(DEFAULT_DRAFTERS)
+    none = ", or none" if may_be_none else ""
     group.add_argument(
         "--drafters",
         metavar="LIST",
-        help=f"of {names}, with commas between, or none (default: {default}, and model where there is a draft)",
+        help=f"of {names}, with commas between{none} (default: {default}, and model where there is a draft)",
     )
 
 

@@ -48,7 +48,7 @@ def add_race(commands: Any) -> None:
     add("--temperature", type=float, default=0.0, metavar="T", help="0 takes the likeliest word (default: 0)")
     add("--seed", type=int, default=0, metavar="N", help="of every answer (default: 0)")
     add("--json", metavar="OUT", help="write the table to this file; - for the standard output")
-    add_drafters(add_model_arguments(parser, positional=True))
+    add_drafters(add_model_arguments(parser, positional=True), may_be_none=False)
 
 
 @dataclass(slots=True)
@@ -107,13 +107,12 @@ class Outcome:
 
 
 def race(arguments: argparse.Namespace) -> int:
-    """Run the race, print its table, and write it where it is wanted."""
+    """Run the race, and say by the exit code how it ended."""
     config = engine_config(arguments)
     check_writable(arguments.json)
     outcome = _race(
         arguments, config, screen=make_console(stderr=arguments.json == "-"), errors=make_console(stderr=True)
     )
-    write_json(outcome.describe(), arguments.json)
     if outcome.interrupted:
         return INTERRUPTED
     if not outcome.is_same:
@@ -122,7 +121,7 @@ def race(arguments: argparse.Namespace) -> int:
 
 
 def _race(arguments: argparse.Namespace, config: EngineConfig, *, screen: Console, errors: Console) -> Outcome:
-    """Check everything that can be checked before a model is loaded, then let the lanes run."""
+    """Check all that can be checked before a model is loaded, let the lanes run, and write and show what came out."""
     sampling = SamplingParams(
         temperature=arguments.temperature, seed=arguments.seed, max_tokens=arguments.max_tokens, n=1
     )
@@ -140,7 +139,10 @@ def _race(arguments: argparse.Namespace, config: EngineConfig, *, screen: Consol
     questions = make_questions(chosen, target)
     outcome = Outcome(target, config.drafters, sampling, len(chosen) - len(questions), notices=teller.notes)
     run(outcome, questions, screen=screen, errors=errors)
-    show(outcome, len(questions), screen)
+    try:  # whatever becomes of the file or of the table, the other is not lost
+        write_json(outcome.describe(), arguments.json)
+    finally:
+        show(outcome, len(questions), screen)
     return outcome
 
 

@@ -20,10 +20,14 @@ BROKEN_PIPE = 141
 
 
 def make_console(*, stderr: bool) -> Console:
-    """Make a console that colours nothing by guessing."""
+    """Make a console that colours nothing by guessing, and leaves it to us what a reader who has left means."""
     from rich.console import Console
 
-    return Console(stderr=stderr, highlight=False)
+    class Plain(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError  # rich would leave with the code that says that words differ
+
+    return Plain(stderr=stderr, highlight=False)
 
 
 def check_writable(place: str | None) -> None:

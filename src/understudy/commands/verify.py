@@ -86,8 +86,10 @@ def verify(arguments: argparse.Namespace) -> int:
     del target  # only one is in memory at a time
     with progress_bar(console) as watcher:
         report = prove(targets, case_set, settings, budget_s=budget_s, watcher=watcher)
-    show(report, case_set, make_console(stderr=arguments.json == "-"))
-    write_json(to_json(report, case_set, notices=teller.notes), arguments.json)
+    try:  # whatever becomes of the file or of the table, the other is not lost
+        write_json(to_json(report, case_set, notices=teller.notes), arguments.json)
+    finally:
+        show(report, case_set, make_console(stderr=arguments.json == "-"))
     if report.interrupted:
         return INTERRUPTED
     return 0 if report.proven else DIFFERENT

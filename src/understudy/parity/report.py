@@ -28,6 +28,7 @@ def to_json(report: Report, case_set: CaseSet, *, notices: Sequence[str] = ()) -
         "differences": [asdict(difference) for difference in report.differences],
         "settings": {line.setting.name: _line_json(line) for line in report.settings},
         "cut": [setting.name for setting in report.cut],
+        "interrupted": report.interrupted,
         "model": report.model,
         "model_hash": report.model_hash,
         "draft": report.draft,
@@ -66,7 +67,8 @@ def show(report: Report, case_set: CaseSet, console: Console) -> None:
     if len(report.differences) > _MOST_SHOWN:
         say(f"and {len(report.differences) - _MOST_SHOWN} more differences")
     for setting in report.cut:
-        say(f"[yellow]cut[/yellow]      {setting.name}: the budget left no time for it")
+        why = "it was interrupted, or not begun" if report.interrupted else "the budget left no time for it"
+        say(f"[yellow]cut[/yellow]      {setting.name}: {why}")
     say(_verdict(report))
 
 
@@ -75,10 +77,15 @@ def _verdict(report: Report) -> str:
         f"{report.identical} of {report.compared} answers are identical, bit for bit, "
         f"under {_settings(len(report.settings))} in {report.seconds:.0f} s"
     )
+    unseen = {setting.weights for setting in report.cut} - {line.setting.weights for line in report.settings}
+    if unseen:
+        said += f", and nothing with {' or '.join(sorted(unseen))} weights"
     if report.proven:
         return f"[bold green]Same words:[/bold green] {said}."
     if report.differences:
         return f"[bold red]NOT the same words:[/bold red] {said}."
+    if not report.settings:
+        return f"[bold red]Not proven:[/bold red] {said}."
     return f"[bold red]Not proven:[/bold red] {said}, but {_settings(len(report.vacuous))} tested nothing."
 
 

@@ -172,6 +172,8 @@ class _Proof:
             report.identical += not found
             self.report.differences.extend(found)
         report.vacuous = vacuous_reasons(setting, report.happenings)
+        if errors := [answer.error for answer in answers.values() if answer.error is not None]:
+            report.vacuous.append(f"an answer ended with an error ({errors[0]})")  # plain decoding may have the same
         report.seconds = time.monotonic() - started
         self.report.settings.append(report)
         self._watcher.finished(report)
