@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from understudy.control.cost import CostModel, Load
-from understudy.control.planning import MOST_DEPTH, Allowance, AnswerLengths, Plan, Prospect, asking_s, plan
+from understudy.control.planning import MOST_DEPTH, Allowance, AnswerLengths, Plan, Prospect, Worth, asking_s, plan
 
 TARGET = CostModel({1: 0.060, 8: 0.066, 32: 0.120})
 DRAFT = CostModel({1: 0.010, 8: 0.011, 32: 0.030})
@@ -126,3 +126,33 @@ def test_answers_are_expected_to_be_as_long_as_they_were() -> None:
     for number in range(100):
         lengths.observe(f"class {number}", 7)
     assert len(lengths._mean) <= 32
+
+
+def test_asking_that_does_not_pay_is_done_every_eighth_time() -> None:
+    worth = Worth()
+    asked = 0
+    for _ in range(800):
+        if worth.asks("8 sequences"):
+            asked += 1
+            worth.observe("8 sequences", saved=0.01, spent=0.04)
+    assert 100 <= asked <= 110
+    assert worth.asks("another kind")
+
+
+def test_asking_that_pays_again_is_taken_up_again() -> None:
+    worth = Worth()
+    for _ in range(50):
+        worth.observe("chat", saved=0.0, spent=0.02)
+    asked = 0
+    for _ in range(200):
+        if worth.asks("chat"):
+            asked += 1
+            worth.observe("chat", saved=0.2, spent=0.02)
+    assert asked > 180
+
+
+def test_asking_that_takes_next_to_nothing_goes_on() -> None:
+    worth = Worth()
+    for _ in range(100):
+        assert worth.asks("chat")
+        worth.observe("chat", saved=0.0, spent=0.001)

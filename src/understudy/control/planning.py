@@ -24,6 +24,11 @@ MOST_DEPTH = 8
 _PROBING_SHARE = 0.01
 """Share of plain time that may be spent on drafters whose plan says no."""
 _LENGTH_WEIGHT = 0.2
+_MOST_SKIPPED = 7
+_MOST_KINDS = 256
+_NET_WEIGHT = 0.1
+_LEAST_LOSS = 0.005
+"""Less than this share of a step is not worth resting for."""
 _MOST_CLASSES = 32
 
 
@@ -131,6 +136,33 @@ class Allowance:
             return False
         self._saved_s[name] -= seconds
         return True
+
+
+class Worth:
+    """Whether asking drafters at all pays for the time that asking takes.
+
+    A drafter that costs microseconds is not free where a step takes milliseconds and holds many sequences of which few
+    gain. What a step was expected to save is held against the time spent on finding out; while that does not
+    pay, only every so manyth step asks.
+    """
+
+    def __init__(self) -> None:
+        self._net: dict[str, float] = {}  # by kind of step: share of it saved by asking, less the share spent
+        self._num_skipped: dict[str, int] = {}
+
+    def asks(self, kind: str) -> bool:
+        """Whether to ask in a step of this kind."""
+        if self._net.get(kind, 0.0) >= -_LEAST_LOSS or self._num_skipped.get(kind, 0) >= _MOST_SKIPPED:
+            self._num_skipped[kind] = 0
+            return True
+        self._num_skipped[kind] = self._num_skipped.get(kind, 0) + 1
+        return False
+
+    def observe(self, kind: str, *, saved: float, spent: float) -> None:
+        """Count a step that asked: the shares of a plain step that it was expected to save, and that asking took."""
+        if kind in self._net or len(self._net) < _MOST_KINDS:
+            known = self._net.get(kind, 0.0)
+            self._net[kind] = known + _NET_WEIGHT * (saved - spent - known)
 
 
 class AnswerLengths:

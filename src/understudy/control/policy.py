@@ -33,6 +33,8 @@ class Decision:
 
     nodes: list[list[int]]
     reason: str
+    gain: float = 1.0
+    """Expected speed as a multiple of the same pass without what was bought."""
 
 
 def choose(
@@ -72,7 +74,8 @@ def choose(
         best_count, best_speed = 0, plain_speed
     for _, index, node, _ in ranked[:best_count]:
         nodes[index].append(node)
-    return Decision([sorted(line) for line in nodes], _reason(best_count, num_forced, best_speed / plain_speed, ranked))
+    gain = best_speed / plain_speed
+    return Decision([sorted(line) for line in nodes], _reason(best_count, num_forced, gain, ranked), gain)
 
 
 def _forced(offers: Sequence[Offer], max_rows: int) -> tuple[list[list[int]], int]:

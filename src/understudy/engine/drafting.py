@@ -22,7 +22,7 @@ from functools import partial
 from typing import TypeVar, cast
 
 from understudy.control.cost import CostModel, Load
-from understudy.control.planning import MOST_DEPTH, Allowance, AnswerLengths, Plan, Prospect, asking_s, plan
+from understudy.control.planning import MOST_DEPTH, Allowance, AnswerLengths, Plan, Prospect, Worth, asking_s, plan
 from understudy.control.policy import Offer, choose
 from understudy.control.stats import AcceptanceStats, survival_of
 from understudy.core.draft import EMPTY, Draft, is_tree, merge
@@ -35,6 +35,11 @@ Answer = TypeVar("Answer")
 
 _MOST_FAILURES = 3
 """Failures without a good proposal in between after which a drafter is switched off."""
+
+
+_SHARED_ROWS = 48
+_LEAST_ROWS = 4
+"""Rows that the sequences of a step share, and that each may have at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,8 @@ class Drafting:
         self._emit = emit
         self._allowance = Allowance()
         self._lengths = AnswerLengths()
+        self._worth = Worth()
+        self._all_free = not any(hasattr(drafter, "cost") or hasattr(drafter, "scout") for drafter in drafters)
         self._scouting = Scouting(self._drafters, cost, self._allowance, self._guard)
         self.stats = AcceptanceStats()
 
@@ -89,10 +96,14 @@ class Drafting:
         """Return a proposal for each sequence, and the reason for what was bought; see `choose` for the numbers."""
         if not self._drafters or max_rows <= 0:
             return [Proposal()] * len(sequences), "no drafter" if not self._drafters else "no row is left"
-        budgets = [_budget(sequence) for sequence in sequences]
+        budgets = [_budget(sequence, len(sequences)) for sequence in sequences]
         asked = [index for index, budget in enumerate(budgets) if budget.max_rows > 0 and budget.max_depth > 0]
         if not asked:
             return [Proposal()] * len(sequences), "speculation is off for every sequence of this step"
+        kind = sequences[0].request.workload_class if len(sequences) == 1 else f"{len(sequences)} sequences"
+        may_rest = self._all_free and not any(sequence.request.speculation.forced for sequence in sequences)
+        if may_rest and not self._worth.asks(kind):
+            return [Proposal()] * len(sequences), "asking does not pay for its time at present"
         started = time.perf_counter()
         drafts: list[list[Draft]] = [[] for _ in sequences]
         for drafter in list(self._drafters):  # the free ones stand first: what they offer need not be paid for
@@ -108,6 +119,7 @@ class Drafting:
         ]
         spent_s = time.perf_counter() - started
         decision = choose(offers, base, self._cost, max_rows=max_rows, num_emitting=num_emitting, spent_s=spent_s)
+        self._worth.observe(kind, saved=1.0 - 1.0 / decision.gain, spent=spent_s / self._cost.step_s(base))
         bought = [tree.keep(nodes) for tree, nodes in zip(trees, decision.nodes, strict=True)]
         scouts = self._scouting.choose(sequences, bought, base, max_rows=max_rows, num_emitting=num_emitting)
         return [Proposal(tuple(drafts[i]), bought[i], scouts[i]) for i in range(len(sequences))], decision.reason
@@ -259,9 +271,16 @@ def _is_well_typed(draft: Draft) -> bool:
     return whole and named and all(isinstance(number, int | float) for number in draft.confidence)
 
 
-def _budget(sequence: Sequence) -> Budget:
-    """A draft may reach up to the last token but one: the bonus is always there."""
+def _budget(sequence: Sequence, num_sequences: int = 1) -> Budget:
+    """A draft may reach up to the last token but one: the bonus is always there.
+
+    Where many share a step, few rows of each can pay, and proposing the others would cost time for nothing.
+    """
     wanted = sequence.request.speculation
     if not wanted.enabled:
         return Budget(0, 0)
-    return Budget(max_depth=min(wanted.max_depth, sequence.num_left - 1), max_rows=wanted.max_rows)
+    useful = wanted.max_rows if wanted.forced else max(_LEAST_ROWS, _SHARED_ROWS // num_sequences)
+    return Budget(
+        max_depth=min(wanted.max_depth, sequence.num_left - 1),
+        max_rows=min(wanted.max_rows, useful),
+    )
