@@ -212,8 +212,8 @@ class Reading(Paid):
 
 
 def test_probe_of_a_long_text_is_paid_for_once_and_read_to_its_end(llama: Target, book: Book) -> None:
-    """Reading takes 600 times 0.003: saved up after 180 steps, and never a second time within the answer."""
-    drafter = Reading(book, cost=FixedCost({1: 0.003}))
+    """Reading takes 1.9 steps: saved up after 190 of the 220, which leaves nothing for a second payment."""
+    drafter = Reading(book, cost=FixedCost({1: 0.1, 601: 1.9}))
     drafter.error = 1.0
     engine = new_engine(llama, drafters=[drafter], cost=STEP)
     for _ in range(300):  # known to be of no use
