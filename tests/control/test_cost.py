@@ -35,9 +35,14 @@ def test_beyond_the_table_the_last_slope_goes_on() -> None:
     assert model.step_s(at(20)) == pytest.approx(18.0)
 
 
-def test_beyond_a_table_that_falls_time_does_not_go_below_zero() -> None:
+def test_beyond_a_table_that_falls_time_stays_as_it_was() -> None:
     model = CostModel({1: 4.0, 2: 1.0})
-    assert model.step_s(at(100)) == pytest.approx(0.5)
+    assert model.step_s(at(100)) == pytest.approx(1.0)
+
+
+def test_one_disturbed_entry_does_not_make_many_rows_free() -> None:
+    model = CostModel({1: 1.0, 24: 9.0, 32: 8.75})
+    assert model.step_s(at(1032)) == pytest.approx(8.75 + 1000 * 0.25)
 
 
 def test_below_the_table_the_first_slope_goes_on() -> None:

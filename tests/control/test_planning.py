@@ -66,6 +66,19 @@ def test_reading_a_long_text_must_pay_within_the_words_that_are_left() -> None:
     assert make_plan([prospect(0.6, unread=2, left=10.0)]).asked
 
 
+def test_text_that_is_over_before_it_is_read_is_not_read() -> None:
+    """A thousand tokens are read in four pieces: three words are said without a draft, whatever reading costs."""
+    free_reading = CostModel({1: 0.010, 2: 0.010})
+    assert not make_plan([prospect(0.9, unread=1000, left=3.0)], draft=free_reading).asked
+    assert make_plan([prospect(0.9, unread=1000, left=9.0)], draft=free_reading).asked
+    assert not make_plan([prospect(0.9, unread=1000, left=9.0, free=2.0)], draft=free_reading).asked
+
+
+def test_text_that_is_dear_to_read_keeps_nobody_else_from_being_asked() -> None:
+    assert make_plan([prospect(0.9, unread=8000, left=50.0), prospect(0.8)]).asked == (1,)
+    assert make_plan([prospect(0.9, unread=8000, left=3.0), prospect(0.8)]).asked == (1,)
+
+
 def test_what_comes_free_is_not_paid_for() -> None:
     assert make_plan([prospect(0.7)]).asked
     assert not make_plan([prospect(0.7, free=4.0)]).asked
@@ -113,6 +126,13 @@ def test_probing_takes_a_hundredth_of_the_time() -> None:
         probes += allowance.spend("model", 0.1)
     assert probes == pytest.approx(10_000 * 0.05 * 0.01 / 0.1, abs=1)
     assert not allowance.spend("another", 0.001)
+
+
+def test_what_was_saved_for_a_long_text_is_not_spent_on_a_row_of_short_ones() -> None:
+    allowance = Allowance()
+    allowance.save("model", 1000.0)
+    assert not allowance.spend("model", 10.1)
+    assert [allowance.spend("model", 0.1) for _ in range(5)] == [True, True, False, False, False]
 
 
 def test_answers_are_expected_to_be_as_long_as_they_were() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import random
+import time
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -191,3 +193,177 @@ def test_scouts_give_way_where_blocks_are_short(llama: Target, book: Book) -> No
     blocks = -(-(len(PROMPT) + NUM_TOKENS) // 32)
     _, events, _ = play(llama, book, [LookaheadDrafter()], forced=True, num_blocks=blocks)
     assert 0 < scouted(events) < sum(isinstance(event, Cycle) for event in events) - 1
+
+
+class Reading(Paid):
+    """Reads its text in pieces of 256 rows before its first guess; a prompt of 4 tokens counts as one of 600."""
+
+    def __init__(self, book: Book, *, cost: CostModel) -> None:
+        super().__init__(book, cost=cost)
+        self.num_read = 0
+
+    def num_unread(self, context: Context) -> int:
+        return max(1, 600 - self.num_read)
+
+    def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> Any:
+        if self.num_read < 600:
+            self.num_read += 256
+        return [Draft()] if self.num_read < 600 else super().propose(contexts, budgets)
+
+
+def test_probe_of_a_long_text_is_paid_for_once_and_read_to_its_end(llama: Target, book: Book) -> None:
+    """Reading takes 1.9 steps: saved up after 190 of the 220, which leaves nothing for a second payment."""
+    drafter = Reading(book, cost=FixedCost({1: 0.1, 601: 1.9}))
+    drafter.error = 1.0
+    engine = new_engine(llama, drafters=[drafter], cost=STEP)
+    for _ in range(300):  # known to be of no use
+        engine._drafting.stats.observe("other", Draft.chain([1], confidence=[0.5], source="paid"), [0])
+    engine.submit(request("one"))
+    for _ in steps(engine):
+        pass
+    assert drafter.num_read == 768
+    assert drafter.depths, "it came to a guess"
+
+
+def test_long_reading_does_not_make_rows_look_cheap(llama: Target, book: Book) -> None:
+    class Slow(Reading):
+        def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> Any:
+            time.sleep(0.05)
+            return [Draft()] * len(contexts)
+
+        def num_unread(self, context: Context) -> int:
+            return 1
+
+    class Doubtful(scripted.Wrong):
+        def draft(self, context: Context, budget: Budget) -> Draft:
+            return Draft.chain([1], confidence=[0.5], source=self.name)
+
+    free = Doubtful(book, random.Random(0), 304)
+    drafter = Slow(book, cost=FixedCost({1: 1e-5}))
+    engine = new_engine(llama, drafters=[free, drafter], cost=FixedCost({1: 0.01, 2: 0.02}))
+    (sequence,) = engine.submit(request("one"))
+    for _ in range(6):
+        engine.step()
+    assert sequence.counts.rows == 0
+
+
+def test_what_was_paid_for_is_not_crowded_out_by_poor_guesses_that_came_free(llama: Target, book: Book) -> None:
+    class Crowd(scripted.Scripted):
+        def draft(self, context: Context, budget: Budget) -> Draft:
+            count = budget.max_rows
+            (right, *_) = [*self.book.next_tokens(context, 1), 0]
+            return Draft(tuple((right + 1 + i) % 304 for i in range(count)), (-1,) * count, (0.01,) * count,
+                         (self.name,) * count)  # fmt: skip
+
+    crowd, drafter = Crowd(book, random.Random(0), 304), Paid(book, cost=FixedCost({1: 0.01}))
+    _, events, _ = play(llama, book, [crowd, drafter], cost=STEP)
+    assert sum(event.num_accepted for event in events if isinstance(event, Cycle)) > NUM_TOKENS / 2
+
+
+def test_free_drafters_are_asked_before_those_that_cost(llama: Target, book: Book) -> None:
+    drafter = Paid(book, cost=FixedCost({1: 0.3}))
+    play(llama, book, [drafter, scripted.Right(book, random.Random(0), 304)], cost=STEP)
+    assert len(drafter.depths) <= 4
+
+
+def test_price_that_is_none_is_a_failure_like_any_other(llama: Target, book: Book) -> None:
+    drafter = Paid(book, cost=FixedCost({1: 1.5}))
+    drafter.cost = "cheap"  # type: ignore[assignment]
+    engine, events, _ = play(llama, book, [drafter], cost=STEP)
+    assert "switched off" in [event for event in events if isinstance(event, Fallback)][-1].reason
+    assert engine._drafting._drafters == []
+
+
+CHEAP = FixedCost({1: 1.0, 64: 1.05})
+NOT_SCOUTS = {
+    "no draft": 7,
+    "too many": Draft.chain([1] * 99, confidence=[0.5] * 99, source="x"),
+    "no such token": Draft.chain([1, 304], confidence=[0.5] * 2, source="x"),
+    "negative token": Draft.chain([1, -1], confidence=[0.5] * 2, source="x"),
+    "no tree": Draft((1, 2), (1, -1), (0.5,) * 2, ("x",) * 2),
+    "text": Draft(("a",), (-1,), (0.5,), ("x",)),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("answer", NOT_SCOUTS.values(), ids=NOT_SCOUTS.keys())
+def test_scouts_that_cannot_be_computed_are_a_failure_and_change_no_word(
+    llama: Target, book: Book, answer: object
+) -> None:
+    class Hostile(LookaheadDrafter):
+        def scout(self, context: Context) -> Any:
+            return answer
+
+    _, events, _ = play(llama, book, [Hostile()], cost=CHEAP)
+    assert scouted(events) == 0
+    assert any("scout() must" in event.reason for event in events if isinstance(event, Fallback))
+
+
+def test_number_of_scouts_that_cannot_be_told_changes_no_word(llama: Target, book: Book) -> None:
+    class Silent(LookaheadDrafter):
+        @property
+        def num_scouts(self) -> int:
+            raise RuntimeError("no idea")
+
+    _, events, _ = play(llama, book, [Silent()], cost=CHEAP)
+    assert any(isinstance(event, Fallback) and "no idea" in event.reason for event in events)
+
+
+def test_no_row_stands_beyond_the_context(llama: Target) -> None:
+    """Not even one that only teaches: there are no rotary angles for it."""
+    engine = new_engine(llama, drafters=[LookaheadDrafter()])
+    positions: list[int] = []
+    forward = llama.decoder.forward
+
+    def watched(rows: Any, cache: Any) -> Any:
+        positions.append(int(rows.positions.max()))
+        return forward(rows, cache)
+
+    engine._runner.decoder = replace_forward(llama.decoder, watched)
+    sampling = SamplingParams(temperature=1.0, max_tokens=10_000, seed=1, ignore_eos=True)
+    prompt = tuple(range(3, 3 + engine.max_context - 30 - 300)) + tuple(range(3, 303))
+    engine.submit(Request(request_id="r", prompt_ids=prompt, sampling=sampling, speculation=Speculation(forced=True)))
+    for _ in steps(engine):
+        pass
+    assert max(positions) == engine.max_context - 2, "the last word is said and never computed"
+
+
+def replace_forward(decoder: Any, forward: Any) -> Any:
+    watched = copy.copy(decoder)
+    watched.forward = forward
+    return watched
+
+
+@pytest.mark.parametrize("limits", [{"max_rows": 14}, {"max_depth": 0}, {"enabled": False}])
+def test_scouts_ride_only_where_the_request_allows_their_rows(llama: Target, limits: dict[str, Any]) -> None:
+    events: list[Event] = []
+    engine = new_engine(llama, drafters=[LookaheadDrafter()], cost=CHEAP, emit=events.append)
+    sampling = SamplingParams(temperature=0.0, max_tokens=30, seed=1, ignore_eos=True)
+    for name, speculation in (("limited", Speculation(**limits)), ("free", Speculation())):
+        engine.submit(Request(request_id=name, prompt_ids=PROMPT, sampling=sampling, speculation=speculation))
+    for _ in steps(engine):
+        pass
+    assert {event.num_scout_rows for event in events if isinstance(event, Cycle)} == {0, 15}
+
+
+def test_yield_is_learned_only_where_scouts_rode_along(llama: Target) -> None:
+    """Beside a prompt nobody drafts: that says nothing of what scouting brings."""
+    engine = new_engine(llama, drafters=[LookaheadDrafter()], cost=CHEAP)
+    sampling = SamplingParams(temperature=0.0, max_tokens=30, seed=1, ignore_eos=True)
+    engine.submit(Request(request_id="first", prompt_ids=PROMPT, sampling=sampling))
+    for _ in range(3):
+        engine.step()
+    before = dict(engine._drafting._scouting._yields)
+    assert before
+    engine.submit(Request(request_id="second", prompt_ids=PROMPT, sampling=sampling))
+    engine.step()
+    assert engine._drafting._scouting._yields == before
+
+
+def test_classes_without_end_take_no_memory_without_end(llama: Target) -> None:
+    engine = new_engine(llama, drafters=[LookaheadDrafter()], cost=CHEAP)
+    sampling = SamplingParams(temperature=0.0, max_tokens=16, seed=1, ignore_eos=True)
+    for number in range(50):
+        request = Request(request_id="r", prompt_ids=PROMPT, sampling=sampling, workload_class=f"class {number}")
+        run_alone(engine, request)
+    assert len(engine._drafting._scouting._yields) == 33
+    assert engine._drafting._scouting._yields["other"] != 0.5, "those beyond are learned of together"

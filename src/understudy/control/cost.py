@@ -74,12 +74,19 @@ class CostModel:
         self.rows_s[nearest] = _within(self.rows_s[nearest] * surprise**_ENTRY_WEIGHT, low, high)
 
     def _table_s(self, rows: int) -> float:
-        """Straight lines between measured counts, and the last line's slope beyond them."""
+        """Straight lines between measured counts, and beyond them the slope of the last line or of the whole table.
+
+        The larger of the two: one entry that was disturbed must not make a thousand rows look free.
+        """
         grid = self._grid
         if rows in self.rows_s:
             return self.rows_s[rows]
         if len(grid) == 1:
             return self.rows_s[grid[0]] * rows / grid[0]
+        if rows > grid[-1]:
+            last_s = self.rows_s[grid[-1]]
+            slopes = [(last_s - self.rows_s[count]) / (grid[-1] - count) for count in (grid[0], grid[-2])]
+            return last_s + max(0.0, *slopes) * (rows - grid[-1])
         right = min(max(bisect_left(grid, rows), 1), len(grid) - 1)
         x0, x1 = grid[right - 1], grid[right]
         y0, y1 = self.rows_s[x0], self.rows_s[x1]

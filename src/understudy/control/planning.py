@@ -13,6 +13,7 @@ asking all the same (`Allowance`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,6 +22,8 @@ from understudy.control.policy import LEAST_GAIN
 
 MOST_DEPTH = 8
 """Passes of a draft model in one cycle, at most: the deeper tokens hardly ever pay for one more."""
+MOST_READ_ROWS = 256
+"""Rows of unread text that a draft model reads in one cycle: while it reads on, nothing is drafted."""
 _PROBING_SHARE = 0.01
 """Share of plain time that may be spent on drafters whose plan says no."""
 _LENGTH_WEIGHT = 0.2
@@ -77,10 +80,12 @@ def plan(
     prospects: Sequence[Prospect], base: Load, *, target: CostModel, drafter: CostModel, num_emitting: int
 ) -> Plan:
     """Choose whom to ask and how far. `base` is the target's pass without drafts, in which `num_emitting` speak."""
-    order = sorted(range(len(prospects)), key=lambda index: -prospects[index].added(MOST_DEPTH))
     free = sum(prospect.free_tokens for prospect in prospects)
     free_load = _with_rows(base, round(free), prospects)
     plain = (num_emitting + free) / target.step_s(free_load)
+    # those who gain most first; a text that is dear to read must not stand before those that are read already
+    losses = [plain * _reading_s(entry, MOST_DEPTH, drafter) - entry.added(MOST_DEPTH) for entry in prospects]
+    order = sorted(range(len(prospects)), key=lambda index: losses[index])
     best, best_speed = Plan(), plain * LEAST_GAIN
     for count in range(1, len(order) + 1):
         chosen = [prospects[index] for index in order[:count]]
@@ -107,11 +112,18 @@ def asking_s(prospects: Sequence[Prospect], drafter: CostModel) -> float:
 
 
 def _reading_s(prospect: Prospect, depth: int, drafter: CostModel) -> float:
-    """What reading the unread part costs beyond a single row, spread over the cycles that it will serve."""
+    """What reading the unread part costs beyond a single row, spread over the cycles that it will serve.
+
+    Words are said while it is read, in pieces, without a draft: a text that will be over by then is never worth it.
+    """
     context = prospect.context
+    num_pieces = (prospect.num_unread - 1) // MOST_READ_ROWS
+    num_left = prospect.num_left - num_pieces * (1.0 + prospect.free_tokens)
+    if num_left <= 0.0:
+        return math.inf
     whole = drafter.step_s(Load(prospect.num_unread, context, context * prospect.num_unread))
     beyond = max(0.0, whole - drafter.step_s(Load(1, context, context)))
-    cycles = max(1.0, prospect.num_left / (1.0 + prospect.free_tokens + prospect.added(depth)))
+    cycles = max(1.0, num_left / (1.0 + prospect.free_tokens + prospect.added(depth)))
     return beyond / cycles
 
 
@@ -131,10 +143,14 @@ class Allowance:
         self._saved_s[name] = self._saved_s.get(name, 0.0) + _PROBING_SHARE * seconds
 
     def spend(self, name: str, seconds: float) -> bool:
-        """Take `seconds` if that much was saved."""
-        if self._saved_s.get(name, 0.0) < seconds:
+        """Take `seconds` if that much was saved.
+
+        What was saved for something dearer is not spent on many of these in a row: one more, and it is forgotten.
+        """
+        saved_s = self._saved_s.get(name, 0.0)
+        if saved_s < seconds:
             return False
-        self._saved_s[name] -= seconds
+        self._saved_s[name] = min(saved_s - seconds, seconds)
         return True
 
 

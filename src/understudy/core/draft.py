@@ -106,6 +106,13 @@ def is_tree(draft: Draft) -> bool:
     return same_length and all(ROOT <= parent < node for node, parent in enumerate(draft.parents))
 
 
+def is_well_typed(draft: Draft) -> bool:
+    """Whether every entry is of its kind: what is computed with later must not raise there."""
+    whole = all(isinstance(number, int) for column in (draft.tokens, draft.parents) for number in column)
+    named = all(isinstance(source, str) for source in draft.sources)
+    return whole and named and all(isinstance(number, int | float) for number in draft.confidence)
+
+
 def merge(drafts: Sequence[Draft]) -> Draft:
     """Several drafts in one tree, one child per token; the first drafter to name a token is its source.
 

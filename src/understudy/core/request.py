@@ -103,6 +103,7 @@ class Speculation:
     enabled: bool = True
     max_depth: int = 16
     max_rows: int = 32
+    """Drafted rows in one pass; rows that a drafter only learns from ride beside them if they are no more than this."""
     drafter: str | None = None
     """Only this drafter; None allows all."""
     forced: bool = False

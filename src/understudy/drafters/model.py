@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from understudy.control.cost import CostModel, Load
+from understudy.control.planning import MOST_READ_ROWS
 from understudy.core.draft import EMPTY, Draft
 from understudy.drafters.base import Budget, Context
 from understudy.kv.pool import BlockPool
@@ -41,8 +42,6 @@ from understudy.text.vocabulary import VocabularyMap
 
 Floats = NDArray[np.float32]
 
-_MOST_ROWS = 256
-"""Rows of unread text in one cycle, over all sequences."""
 _LEAST_WEIGHT = 1e-4
 """Tokens this much less likely than the best do not enter the draft's race: they would hardly ever win it."""
 
@@ -140,7 +139,7 @@ class ModelDrafter:
 
     def _read(self, texts: Sequence[_Text], wanted: Sequence[bool]) -> dict[int, Floats]:
         """Read what is unread, as far as the rows of a cycle go; return the logits of texts that are read up."""
-        room = _MOST_ROWS
+        room = MOST_READ_ROWS
         works: dict[int, Work] = {}
         for index, text in enumerate(texts):
             unread = text.ids[text.cache.length : text.cache.length + room]

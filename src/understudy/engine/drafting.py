@@ -22,10 +22,20 @@ from functools import partial
 from typing import TypeVar, cast
 
 from understudy.control.cost import CostModel, Load
-from understudy.control.planning import MOST_DEPTH, Allowance, AnswerLengths, Plan, Prospect, Worth, asking_s, plan
+from understudy.control.planning import (
+    MOST_DEPTH,
+    MOST_READ_ROWS,
+    Allowance,
+    AnswerLengths,
+    Plan,
+    Prospect,
+    Worth,
+    asking_s,
+    plan,
+)
 from understudy.control.policy import Offer, choose
 from understudy.control.stats import AcceptanceStats, survival_of
-from understudy.core.draft import EMPTY, Draft, is_tree, merge
+from understudy.core.draft import EMPTY, Draft, is_tree, is_well_typed, merge
 from understudy.core.events import EventSink, Fallback
 from understudy.drafters.base import Budget, Context, Drafter, PricedDrafter
 from understudy.engine.scouting import Scouting
@@ -53,11 +63,24 @@ class Proposal:
     """Rows that a drafter learns from. They are no draft: whatever they say, they are forgotten after the pass."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Probe:
+    """A long text that is read to learn how good its drafts are: paid for once, read in several cycles."""
+
+    sequence_id: int
+    num_unread: int
+
+    def goes_on(self, sequence: Sequence, prospect: Prospect) -> bool:
+        """Whether this is the text, and what was paid for has brought it forward."""
+        return sequence.sequence_id == self.sequence_id and prospect.num_unread < self.num_unread
+
+
 class Drafting:
     """Asks every drafter, and buys what pays."""
 
     def __init__(self, drafters: Items[Drafter], *, cost: CostModel, vocab_size: int, emit: EventSink) -> None:
-        self._drafters = list(drafters)
+        # the free ones first: what they offer need not be paid for
+        self._drafters = sorted(drafters, key=lambda drafter: getattr(drafter, "cost", None) is not None)
         self._failures = {drafter.name: 0 for drafter in drafters}
         self._cost = cost
         self._vocab_size = vocab_size
@@ -66,7 +89,8 @@ class Drafting:
         self._lengths = AnswerLengths()
         self._worth = Worth()
         self._all_free = not any(hasattr(drafter, "cost") or hasattr(drafter, "scout") for drafter in drafters)
-        self._scouting = Scouting(self._drafters, cost, self._allowance, self._guard)
+        self._probes: dict[str, _Probe] = {}  # by drafter
+        self._scouting = Scouting(self._drafters, cost, self._allowance, self._guard, vocab_size=vocab_size)
         self.stats = AcceptanceStats()
 
     @property
@@ -105,11 +129,14 @@ class Drafting:
         if may_rest and not self._worth.asks(kind):
             return [Proposal()] * len(sequences), "asking does not pay for its time at present"
         started = time.perf_counter()
+        reading_s = 0.0
         drafts: list[list[Draft]] = [[] for _ in sequences]
-        for drafter in list(self._drafters):  # the free ones stand first: what they offer need not be paid for
+        for drafter in list(self._drafters):
             allowed = [i for i in asked if sequences[i].request.speculation.drafter in (None, drafter.name)]
+            asked_at = time.perf_counter()
             found = self._ask(drafter, [sequences[i] for i in allowed], [budgets[i] for i in allowed],
                               [drafts[i] for i in allowed], base, num_emitting)  # fmt: skip
+            reading_s += _reading_s(drafter, found, time.perf_counter() - asked_at, base)
             for index, draft in zip(allowed, found, strict=False):
                 drafts[index].append(draft)
         trees = [self._merged(*item) for item in zip(sequences, drafts, budgets, strict=True)]
@@ -117,7 +144,7 @@ class Drafting:
             Offer(context=len(s.tokens), survival=survival_of(tree), forced=s.request.speculation.forced)
             for s, tree in zip(sequences, trees, strict=True)
         ]
-        spent_s = time.perf_counter() - started
+        spent_s = time.perf_counter() - started - reading_s  # what is read once serves many cycles
         decision = choose(offers, base, self._cost, max_rows=max_rows, num_emitting=num_emitting, spent_s=spent_s)
         self._worth.observe(kind, saved=1.0 - 1.0 / decision.gain, spent=spent_s / self._cost.step_s(base))
         bought = [tree.keep(nodes) for tree, nodes in zip(trees, decision.nodes, strict=True)]
@@ -130,7 +157,8 @@ class Drafting:
         for draft in proposal.drafts:
             if len(draft):
                 self.stats.observe(request.workload_class, draft, words, temperature=request.sampling.temperature)
-        self._scouting.observe(sequence, proposal.bought, words)
+        if len(proposal.scouts):
+            self._scouting.observe(sequence, proposal.bought, words)
 
     def learn(self, sequence: Sequence, words: Callable[[], list[int]]) -> None:
         """Give the scouting drafter what the target said after its rows."""
@@ -151,7 +179,11 @@ class Drafting:
         asked = list(range(len(sequences)))
         cost: CostModel | None = getattr(drafter, "cost", None)
         if cost is not None:
-            asked, budgets = self._plan(cast(PricedDrafter, drafter), sequences, budgets, before, base, num_emitting)
+            priced = cast(PricedDrafter, drafter)
+            planned = self._guard(
+                drafter, partial(self._plan, priced, sequences, budgets, before, base, num_emitting)
+            )  # fmt: skip
+            asked, budgets = planned or ([], budgets)
         if not asked:
             return []
         answer = self._guard(
@@ -181,10 +213,7 @@ class Drafting:
         chosen = plan(prospects, base, target=self._cost, drafter=drafter.cost, num_emitting=num_emitting)
         asked = set(chosen.asked)
         if not asked:
-            self._allowance.save(drafter.name, self._cost.step_s(base))
-            first = [index for index, s in enumerate(sequences) if not s.request.speculation.forced][:1]
-            if first and self._allowance.spend(drafter.name, asking_s([prospects[first[0]]], drafter.cost)):
-                asked = set(first)
+            asked = self._probe(drafter, sequences, prospects, base)
         forced = {index for index, s in enumerate(sequences) if s.request.speculation.forced}
         limited = [
             budget if index in forced else self._limited(drafter, sequence, budget, chosen)
@@ -192,14 +221,30 @@ class Drafting:
         ]
         return sorted(asked | forced), limited
 
-    def _prospect(self, drafter: Drafter, sequence: Sequence, budget: Budget, before: Items[Draft]) -> Prospect:
+    def _probe(
+        self, drafter: PricedDrafter, sequences: Items[Sequence], prospects: Items[Prospect], base: Load
+    ) -> set[int]:
+        """Whom to ask although it is not expected to pay: one, now and then. A long text that was begun is read on."""
+        name = drafter.name
+        self._allowance.save(name, self._cost.step_s(base))
+        usual = [index for index, sequence in enumerate(sequences) if not sequence.request.speculation.forced]
+        begun = self._probes.pop(name, None)
+        going = (index for index in usual if begun and begun.goes_on(sequences[index], prospects[index]))
+        chosen = next(going, None)
+        if chosen is None:
+            if not usual or not self._allowance.spend(name, asking_s([prospects[usual[0]]], drafter.cost)):
+                return set()
+            chosen = usual[0]
+        if prospects[chosen].num_unread > MOST_READ_ROWS:
+            self._probes[name] = _Probe(sequences[chosen].sequence_id, prospects[chosen].num_unread)
+        return {chosen}
+
+    def _prospect(self, drafter: PricedDrafter, sequence: Sequence, budget: Budget, before: Items[Draft]) -> Prospect:
         request = sequence.request
-        priced = cast(PricedDrafter, drafter)
-        unread = self._guard(drafter, lambda: int(priced.num_unread(sequence.context)))
         free = merge([self._calibrated(sequence, draft) for draft in before])
         return Prospect(
             context=len(sequence.tokens),
-            num_unread=max(1, len(sequence.tokens) if unread is None else unread),
+            num_unread=max(1, int(drafter.num_unread(sequence.context))),
             acceptance=[
                 self.stats.acceptance_at(
                     request.workload_class, drafter.name, position, temperature=request.sampling.temperature
@@ -226,9 +271,12 @@ class Drafting:
         return replace(budget, max_depth=min(budget.max_depth, MOST_DEPTH), goes_on=goes_on)
 
     def _merged(self, sequence: Sequence, drafts: Items[Draft], budget: Budget) -> Draft:
-        """All drafts in one tree, each calibrated first."""
-        filled = [self._calibrated(sequence, draft) for draft in drafts if len(draft)]
-        return self._clipped(merge(filled), budget) if len(filled) > 1 else filled[0] if filled else EMPTY
+        """All drafts in one tree, each calibrated first; of too many nodes the likeliest, whoever proposed them."""
+        tree = merge([self._calibrated(sequence, draft) for draft in drafts if len(draft)])
+        if len(tree) <= budget.max_rows:
+            return tree
+        survival = survival_of(tree)  # never larger than the parent's, who stands before its children
+        return tree.keep(sorted(range(len(tree)), key=lambda node: -survival[node])[: budget.max_rows])
 
     def _clipped(self, draft: Draft, budget: Budget) -> Draft:
         return draft.clipped(vocab_size=self._vocab_size, max_depth=budget.max_depth, max_rows=budget.max_rows)
@@ -259,16 +307,19 @@ def _ask(drafter: Drafter, contexts: Items[Context], budgets: Items[Budget]) -> 
     whole = isinstance(drafts, list) and len(drafts) == len(contexts)
     if not whole or not all(isinstance(draft, Draft) for draft in drafts):
         raise TypeError(f"propose() must return a list of {len(contexts)} drafts")
-    if not all(is_tree(draft) and _is_well_typed(draft) for draft in drafts):
+    if not all(is_tree(draft) and is_well_typed(draft) for draft in drafts):
         raise TypeError("propose() returned a draft whose entries are no tree of tokens")
     return drafts
 
 
-def _is_well_typed(draft: Draft) -> bool:
-    """Whether every entry is of its kind: what is computed with later must not raise there."""
-    whole = all(isinstance(number, int) for column in (draft.tokens, draft.parents) for number in column)
-    named = all(isinstance(source, str) for source in draft.sources)
-    return whole and named and all(isinstance(number, int | float) for number in draft.confidence)
+def _reading_s(drafter: Drafter, drafts: Items[Draft], seconds: float, base: Load) -> float:
+    """What of the seconds that a drafter took went into reading, not into the passes of these drafts."""
+    cost: CostModel | None = getattr(drafter, "cost", None)
+    if cost is None or not drafts:
+        return 0.0
+    count = sum(len(draft) > 0 for draft in drafts)
+    passes_s = max(draft.depth for draft in drafts) * cost.step_s(Load(count, base.keys, base.keys))
+    return max(0.0, seconds - passes_s)
 
 
 def _budget(sequence: Sequence, num_sequences: int = 1) -> Budget:

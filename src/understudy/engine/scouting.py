@@ -15,13 +15,15 @@ from typing import Any, cast
 
 from understudy.control.cost import CostModel, Load
 from understudy.control.planning import Allowance
-from understudy.core.draft import EMPTY, ROOT, Draft
+from understudy.core.draft import EMPTY, ROOT, Draft, is_tree, is_well_typed
 from understudy.drafters.base import Drafter, ScoutingDrafter
 from understudy.engine.sequence import Sequence
 
 _FIRST_YIELD = 0.5
 """Words per cycle expected of a class that nothing is known of: enough to be tried where rows are cheap."""
 _WEIGHT = 0.05
+_MOST_CLASSES = 32
+"""Classes with a yield of their own; the rest are counted together."""
 
 
 class Scouting:
@@ -33,45 +35,47 @@ class Scouting:
         cost: CostModel,
         allowance: Allowance,
         guard: Callable[[Drafter, Callable[[], Any]], Any],
+        *,
+        vocab_size: int,
     ) -> None:
         self._drafters = drafters  # shared with whoever switches failing ones off
         self._cost = cost
         self._allowance = allowance
         self._guard = guard
+        self._vocab_size = vocab_size
         self._yields: dict[str, float] = {}  # words per cycle, by class
         self._learning_s = 0.0  # what drawing the words after one sequence's rows takes
-        self._active: set[int] = set()
 
     def choose(
         self, sequences: Items[Sequence], bought: Items[Draft], base: Load, *, max_rows: int, num_emitting: int
     ) -> list[Draft]:
         """The rows that each sequence's drafter learns from in this step."""
         scouts = [EMPTY] * len(sequences)
-        self._active.clear()
         drafter = self._drafter
-        if drafter is None:
+        count = None if drafter is None else self._guard(drafter, partial(_num_scouts, drafter))
+        if drafter is None or count is None:
             return scouts
         load = Load(base.rows + sum(len(draft) for draft in bought), base.keys, base.reads)
         room = max_rows - (load.rows - base.rows)
         rate = num_emitting / self._cost.step_s(base)
         for index, sequence in enumerate(sequences):
-            count = drafter.num_scouts
-            if count > room or not _allows(sequence, drafter.name):
+            if count > room or not _allows(sequence, drafter.name, count):
                 continue
             more = Load(load.rows + count, load.keys, load.reads + count * len(sequence.tokens))
             extra_s = self._cost.step_s(more) - self._cost.step_s(load) + self._learning_s
             if not self._pays(sequence, extra_s, rate, drafter.name):
                 continue
-            draft = self._guard(drafter, partial(drafter.scout, sequence.context))
-            if draft is not None and 0 < len(draft) <= count:
+            draft = self._guard(drafter, partial(self._window, drafter, sequence, count))
+            if draft is None:  # it failed: it has no more say in this step
+                break
+            if 0 < draft.depth <= sequence.num_left:  # no row stands where no word may: beyond the context is nothing
                 scouts[index], load, room = draft, more, room - len(draft)
-                self._active.add(sequence.sequence_id)
         return scouts
 
     def observe(self, sequence: Sequence, bought: Draft, words: Items[int]) -> None:
-        """Count the words that the drafter's proposals added while it was scouting."""
+        """Count the words that the drafter's proposals added in a step in which it was scouting."""
         drafter = self._drafter
-        if drafter is None or sequence.sequence_id not in self._active or not words:
+        if drafter is None or not words:
             return
         added, at = 0, ROOT
         for word in words:
@@ -79,7 +83,7 @@ class Scouting:
             if child is None:
                 break
             added, at = added + (bought.sources[child] == drafter.name), child
-        workload_class = sequence.request.workload_class
+        workload_class = self._class_of(sequence)
         known = self._yields.get(workload_class, _FIRST_YIELD)
         self._yields[workload_class] = known + _WEIGHT * (added - known)
 
@@ -100,12 +104,31 @@ class Scouting:
     def _pays(self, sequence: Sequence, extra_s: float, rate: float, name: str) -> bool:
         if sequence.request.speculation.forced:
             return True
-        if self._yields.get(sequence.request.workload_class, _FIRST_YIELD) > rate * extra_s:
+        if self._yields.get(self._class_of(sequence), _FIRST_YIELD) > rate * extra_s:
             return True
         self._allowance.save(name, 1.0 / rate)
         return self._allowance.spend(name, extra_s)
 
+    def _class_of(self, sequence: Sequence) -> str:
+        workload_class = sequence.request.workload_class
+        is_known = workload_class in self._yields or len(self._yields) < _MOST_CLASSES
+        return workload_class if is_known else "other"
 
-def _allows(sequence: Sequence, name: str) -> bool:
+    def _window(self, drafter: ScoutingDrafter, sequence: Sequence, count: int) -> Draft:
+        """Ask for the rows, and refuse what the target could not compute."""
+        draft = drafter.scout(sequence.context)
+        if not isinstance(draft, Draft) or not is_tree(draft) or not is_well_typed(draft):
+            raise TypeError("scout() must return a tree of tokens")
+        if len(draft) > count or not all(0 <= token < self._vocab_size for token in draft.tokens):
+            raise ValueError(f"scout() must return at most {count} tokens below {self._vocab_size}")
+        return draft
+
+
+def _num_scouts(drafter: ScoutingDrafter) -> int:
+    return max(1, int(drafter.num_scouts))
+
+
+def _allows(sequence: Sequence, name: str, count: int) -> bool:
     wanted = sequence.request.speculation
-    return wanted.enabled and wanted.drafter in (None, name) and wanted.max_rows > 0 and sequence.num_left > 1
+    is_wanted = wanted.enabled and wanted.drafter in (None, name) and wanted.max_depth > 0
+    return is_wanted and wanted.max_rows >= count and sequence.num_left > 1
