@@ -24,7 +24,7 @@ PROMPTS = [Prompt("code" if "print" in text else "chat", text=text) for text in 
 @pytest.fixture(scope="session")
 def targets(tmp_path_factory: pytest.TempPathFactory) -> Targets:
     """A tiny model that repeats itself often, but not always: drafts are accepted and rejected."""
-    folder: Path = write_tiny_model(tmp_path_factory.mktemp("parity") / "tiny")
+    folder: Path = write_tiny_model(tmp_path_factory.mktemp("parity") / "tiny", num_hidden_layers=4)
     loaded = {name: load_target(folder, weights=name, draft="layers:1", num_threads=1) for name in WEIGHT_TYPES}
     return lambda weights, progress: loaded[weights]
 

@@ -17,6 +17,10 @@ from understudy.parity.cases import CaseSet
 from understudy.parity.verify import Report, SettingReport
 
 _MOST_SHOWN = 10
+_LEAST_WIDTH = 120
+"""Where the output is no terminal: nothing need be cut off there."""
+_LEAST_DRAFTERS = 16
+"""Characters of the column that may take several lines: two of its words."""
 
 
 def to_json(report: Report, case_set: CaseSet, *, notices: Sequence[str] = ()) -> dict[str, Any]:
@@ -50,6 +54,8 @@ def show(report: Report, case_set: CaseSet, console: Console) -> None:
 
     if case_set.num_left_out:
         say(f"{case_set.num_left_out} prompts are longer than the model's context and were left out.")
+    if not console.is_terminal:
+        console.width = max(console.width, _LEAST_WIDTH)
     console.print(_table(report))
     if report.draft is not None:
         say(f"[dim]The draft model is {escape(report.draft)}.[/dim]")
@@ -121,18 +127,18 @@ def _line_json(line: SettingReport) -> dict[str, Any]:
 
 def _table(report: Report) -> Table:
     """One line for each setting; a dash where it is not there to test something."""
-    table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold")
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    table.add_column("drafters", min_width=_LEAST_DRAFTERS)
     table.add_column("weights", no_wrap=True)
-    table.add_column("drafters", no_wrap=True)
-    for name in ("temperature", "at once", "cached", "preempted", "accepted", "rejected", "same"):
+    for name in ("temp.", "at once", "cached", "preempted", "accepted", "rejected", "same"):
         table.add_column(name, justify="right", no_wrap=True)
     for line in report.settings:
         happenings = line.happenings
         counts = happenings.counts
         same = f"{line.identical}/{line.compared}"
         table.add_row(
+            ", ".join(line.setting.drafters),
             line.setting.weights,
-            "+".join(line.setting.drafters),
             f"{line.setting.temperature:g}",
             str(happenings.most_sequences),
             str(happenings.cached_tokens) if line.setting.prefix_cache else "-",

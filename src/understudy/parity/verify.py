@@ -28,8 +28,9 @@ from understudy.parity.compare import Difference, differences
 from understudy.parity.run import Answer, Happenings, serve
 from understudy.parity.settings import Setting
 
-FORCED = Speculation(forced=True, max_depth=8, max_rows=16)
-"""Deep and wide enough for trees and chains, and never left out because it would not pay."""
+_DEPTH, _MODEL_DEPTH = 8, 4
+"""Deep enough for trees and chains; a draft model pays a pass for each of its tokens, right or wrong."""
+_ROWS = 16
 Targets = Callable[[WeightType, Callable[[int, int], None]], Target]
 """Gives the target with its draft under a kind of weights; told (tensors done, tensors in all) while it is loaded."""
 _FREE = CostModel({1: 1.0})
@@ -211,7 +212,7 @@ class _Proof:
         if setting.preemption:
             cases = tuple(scarce(cases, self._page_tokens)[0])
         return [
-            (_request(case, setting.temperature, FORCED, repetition), case)
+            (_request(case, setting.temperature, forced(setting), repetition), case)
             for case, repetition in _arrivals(cases, setting)
         ]
 
@@ -244,6 +245,12 @@ def make_engine(target: Target, setting: Setting | None, cases: Sequence[Case], 
         kv_tokens=num_blocks * page,
     )
     return build_engine(target, config, cost=_FREE, draft_cost=_FREE, emit=happenings.listen)
+
+
+def forced(setting: Setting) -> Speculation:
+    """Drafts that are never left out because they would not pay."""
+    depth = _MODEL_DEPTH if "model" in setting.drafters else _DEPTH
+    return Speculation(forced=True, max_depth=depth, max_rows=_ROWS)
 
 
 def scarce(cases: Sequence[Case], page_tokens: int) -> tuple[list[Case], int]:
