@@ -55,20 +55,24 @@ def test_a_round_has_every_class_under_every_condition() -> None:
         for name in ("code", "chat")
     ]
     assert [unit.place for unit in units] == list(range(8))
-    assert all(len(unit.questions) == unit.concurrency for unit in units)
+    assert [len(unit.questions) for unit in units] == [1, 1, 4, 4] * 2, "places are filled again where several run"
     assert units[2].arrivals == Closed(2)
 
 
 def test_rounds_go_on_to_the_next_questions_and_begin_again() -> None:
     pairs = plan(concurrencies=(2,))
     texts = [[q.prompt.text for q in next(iter(pairs.round(number))).questions] for number in range(3)]
-    assert texts == [["code 0", "code 1"], ["code 2", "code 0"], ["code 1", "code 2"]]
+    assert texts == [
+        ["code 0", "code 1", "code 2", "code 0"],
+        ["code 1", "code 2", "code 0", "code 1"],
+        ["code 2", "code 0", "code 1", "code 2"],
+    ]
     assert [unit.number for unit in pairs.round(2)] == [8, 9, 10, 11]
 
 
 def test_more_at_once_than_questions_repeats_them() -> None:
     unit = next(iter(plan(concurrencies=(5,)).round(0)))
-    assert [q.prompt.text[-1] for q in unit.questions] == ["0", "1", "2", "0", "1"]
+    assert [q.prompt.text[-1] for q in unit.questions] == ["0", "1", "2"] * 3 + ["0"]
 
 
 def test_in_an_open_loop_a_unit_is_a_sequence() -> None:

@@ -9,6 +9,7 @@ from tests.parity.broken import FailingDrafter, SilentDrafter, believing_walk, c
 from tests.parity.conftest import PROMPTS
 from understudy.assembly import Target
 from understudy.bench.prompts import Prompt
+from understudy.config import DRAFTERS
 from understudy.core.request import SpeculationCounts
 from understudy.errors import InvalidRequest
 from understudy.parity.cases import LEAST_CASES, Case, CaseSet, make_cases
@@ -146,6 +147,10 @@ def test_prompts_below_a_block_prove_nothing_of_the_prefix_cache(target: Target,
     assert any("prefix cache" in reason for reason in report.vacuous[0].vacuous)
 
 
+ALL = dict.fromkeys(DRAFTERS, 1)
+ALL_BUT_NGRAM = {name: count for name, count in ALL.items() if name != "ngram"}
+
+
 @pytest.mark.parametrize(
     ("setting", "changes", "reason"),
     [
@@ -156,14 +161,15 @@ def test_prompts_below_a_block_prove_nothing_of_the_prefix_cache(target: Target,
         (HARDEST, {"num_scout_rows": 0}, "no row was scouted"),
         (SCOUTING, {"num_scout_rows": 0}, "no row was scouted"),
         (HARDEST, {"accepted_by_drafter": Counter(suffix=9)}, "only one drafter's"),
-        (SCOUTING, {"counts": SpeculationCounts(drafted=2, accepted=2)}, "rejected"),
-        (SCOUTING, {"counts": SpeculationCounts(drafted=2, rejected=2)}, "accepted"),
+        (SCOUTING, {"counts": SpeculationCounts(drafted=2, accepted=2, proposed=ALL)}, "rejected"),
+        (SCOUTING, {"counts": SpeculationCounts(drafted=2, rejected=2, proposed=ALL)}, "accepted"),
         (HARDEST, {"fallbacks": ["drafter ngram: switched off"]}, "switched off"),
+        (HARDEST, {"counts": SpeculationCounts(drafted=2, accepted=1, rejected=1, proposed=ALL_BUT_NGRAM)}, "ngram"),
     ],
 )
 def test_each_reason_for_being_vacuous(setting: Setting, changes: dict[str, object], reason: str) -> None:
     happenings = Happenings(
-        counts=SpeculationCounts(drafted=2, accepted=1, rejected=1),
+        counts=SpeculationCounts(drafted=2, accepted=1, rejected=1, proposed=ALL),
         num_cache_hits=1,
         cached_tokens=32,
         preemptions=1,

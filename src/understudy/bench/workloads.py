@@ -95,7 +95,7 @@ class Plan:
                 place = index * len(self.questions) + which
                 number = round_number * self.units_per_round + place
                 arrivals = self._arrivals(number, concurrency)
-                count = len(arrivals.times_s) if isinstance(arrivals, Timed) else arrivals.concurrency
+                count = len(arrivals.times_s) if isinstance(arrivals, Timed) else _closed_count(arrivals.concurrency)
                 first = round_number * count
                 yield Unit(
                     number=number,
@@ -113,6 +113,11 @@ class Plan:
             return Timed(self.arrival_times(number))
         assert concurrency is not None
         return Closed(concurrency)
+
+
+def _closed_count(concurrency: int) -> int:
+    """Questions of a closed loop's unit: one, or twice as many as run at once, so that places are filled again."""
+    return 1 if concurrency == 1 else 2 * concurrency
 
 
 @dataclass(frozen=True, slots=True)

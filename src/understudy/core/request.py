@@ -176,6 +176,8 @@ class SpeculationCounts:
     """Walks that came to each drafted position: all before it matched, and no stop or maximum cut it off."""
     matched_by_position: list[int] = field(default_factory=list)
     """Of those, the ones whose word at that position was drafted; they sum up to `accepted`."""
+    proposed: dict[str, int] = field(default_factory=dict)
+    """Tokens that each drafter proposed, verified or not."""
 
     def add_walk(self, matches: Iterable[bool]) -> None:
         """Count the drafted positions that one walk came to: whether each held the target's word."""
@@ -195,6 +197,8 @@ class SpeculationCounts:
         self.accepted += other.accepted
         self.rejected += other.rejected
         self.rows += other.rows
+        for name, count in other.proposed.items():
+            self.proposed[name] = self.proposed.get(name, 0) + count
 
 
 def _sums(first: list[int], second: list[int]) -> list[int]:

@@ -201,6 +201,9 @@ class Engine:
             counts.rows += len(verdict.draft)
             counts.accepted += verdict.num_accepted
             counts.rejected += verdict.num_rejected
+            for draft in proposal.drafts:
+                if len(draft):
+                    counts.proposed[draft.sources[0]] = counts.proposed.get(draft.sources[0], 0) + len(draft)
 
     def end_aborted(self) -> list[Output]:
         """End what was aborted, and give its blocks back."""

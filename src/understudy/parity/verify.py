@@ -283,8 +283,9 @@ def vacuous_reasons(setting: Setting, happenings: Happenings) -> list[str]:
         "nothing was preempted; longer answers may help": setting.preemption and not happenings.preemptions,
         f"never {setting.concurrency} sequences in one pass": happenings.most_sequences < setting.concurrency,
     }
+    silent = [f"{name} proposed nothing" for name in setting.drafters if not counts.proposed.get(name)]
     failures = [f"a drafter failed ({text})" for text in happenings.fallbacks if text.startswith("drafter ")]
-    return [reason for reason, holds in reasons.items() if holds] + failures[:1]
+    return [reason for reason, holds in reasons.items() if holds] + silent + failures[:1]
 
 
 def _arrivals(cases: Sequence[Case], setting: Setting) -> Iterator[tuple[Case, int]]:
