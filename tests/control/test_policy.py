@@ -197,3 +197,13 @@ def test_first_words_of_the_same_pass_count_as_emitted() -> None:
     offers, base = [Offer(context=0, survival=[0.5])], Load(9, 0, 0)
     assert choose(offers, base, cost, max_rows=8, num_emitting=9).nodes == [[]]
     assert choose(offers, base, cost, max_rows=8, num_emitting=1).nodes == [[0]]
+
+
+def test_time_that_went_into_drafting_makes_every_cycle_longer() -> None:
+    cost = CostModel({1: 1.0, 2: 2.0})
+    bought = {
+        (survival, spent_s): choose([Offer(0, [survival])], Load(1, 0, 0), cost, max_rows=8, spent_s=spent_s).nodes
+        for survival in (0.05, 0.3)
+        for spent_s in (0.0, 1.0, 10.0)
+    }
+    assert [pair for pair, nodes in bought.items() if nodes == [[0]]] == [(0.3, 10.0)]

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from understudy.control.stats import AcceptanceStats
+from understudy.control.stats import AcceptanceStats, survival_of
 from understudy.core.draft import EMPTY, Draft
 
 
@@ -125,3 +125,23 @@ def test_beyond_thirty_two_classes_the_rest_is_one() -> None:
         stats.observe("one more", draft, [1])
     assert stats.survival("and another", draft) == stats.survival("other", draft)
     assert stats.survival("and another", draft)[0] > stats.survival("class 3", draft)[0]
+
+
+def test_children_of_one_node_share_no_more_than_certainty() -> None:
+    draft = Draft((1, 2, 3), (-1, -1, 0), (0.9, 0.6, 0.5), ("a", "b", "a"))
+    assert survival_of(draft) == pytest.approx([0.6, 0.4, 0.3])
+    assert survival_of(Draft((1, 2), (-1, -1), (0.5, 0.2), ("a", "b"))) == pytest.approx([0.5, 0.2])
+
+
+def test_greedy_warm_and_hot_are_learned_apart() -> None:
+    stats = AcceptanceStats()
+    draft = Draft.chain([1], confidence=[0.5], source="a")
+    for _ in range(50):
+        stats.observe("chat", draft, [1], temperature=0.0)
+        stats.observe("chat", draft, [2], temperature=0.7)
+    greedy, warm, hot = (stats.acceptance_at("chat", "a", 1, temperature=t) for t in (0.0, 0.7, 1.0))
+    assert hot == pytest.approx(0.6)
+    assert warm < 0.2
+    assert greedy > 0.9
+    assert stats.survival("chat", draft, temperature=0.7)[0] < 0.1
+    assert stats.survival("chat", draft)[0] > 0.8

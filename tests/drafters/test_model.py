@@ -149,6 +149,8 @@ def test_room_is_taken_from_texts_that_wait_and_given_back_in_the_end(target: Ta
     for context in [*contexts, *contexts]:
         draft = propose(drafter, context)
         assert draft == propose(drafter_of(target), context)
+    assert drafter.num_unread(contexts[4]) == 1
+    assert drafter.num_unread(contexts[0]) == 60, "its room was taken: all of it is to be read again"
     both = drafter.propose(contexts[:2], [BUDGET] * 2)
     assert [len(draft) > 0 for draft in both] == [True, True]
     crowd = drafter.propose(contexts, [BUDGET] * 5)  # ten blocks are wanted: some go without

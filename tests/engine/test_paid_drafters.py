@@ -367,3 +367,30 @@ def test_classes_without_end_take_no_memory_without_end(llama: Target) -> None:
         run_alone(engine, request)
     assert len(engine._drafting._scouting._yields) == 33
     assert engine._drafting._scouting._yields["other"] != 0.5, "those beyond are learned of together"
+
+
+def test_word_after_a_scout_is_the_targets_at_its_position(llama: Target) -> None:
+    """Rows along the right path, beside a draft: what is learned after them is what the dice will say there."""
+
+    class Oracle(scripted.Mixed):
+        num_scouts = 3
+
+        def scout(self, context: Context) -> Draft:
+            *path, word = self.book.next_tokens(context, 4)
+            self.expected = word
+            return Draft.chain(path, confidence=[0.5] * 3, source=self.name)
+
+        def learn(self, context: Context, words: Sequence[int]) -> None:
+            learned.append((words[0], self.expected))
+
+    learned: list[tuple[int, int]] = []
+    sampling = SamplingParams(temperature=1.0, max_tokens=60, seed=1, ignore_eos=True)
+    asked = Request(request_id="r", prompt_ids=PROMPT, sampling=sampling, speculation=Speculation(forced=True))
+    (answer,) = run_alone(new_engine(llama), asked)
+    book = Book()
+    book.write(1, 0, [*PROMPT, *answer.token_ids])
+    events: list[Event] = []
+    run_alone(new_engine(llama, drafters=[Oracle(book, random.Random(0), 304)], emit=events.append), asked)
+    assert any(cycle.num_draft_rows and cycle.num_scout_rows for cycle in events if isinstance(cycle, Cycle))
+    assert len(learned) > 5
+    assert [word for word, _ in learned] == [expected for _, expected in learned]
