@@ -110,7 +110,7 @@ def test_drafters_temperatures_and_concurrencies_make_rows(measure: Callable[...
         for drafter in ("plain", "suffix", "suffix+ngram")
     ]
     assert all(identical for (identical,) in rows(record, "identical"))
-    assert record["manifest"]["requests"] == 2 * (1 + 3) * 3
+    assert record["manifest"]["requests"] == 2 * (1 + 2 * 3) * 3
 
 
 def test_more_time_makes_more_rounds_and_an_interval(measure: Callable[..., dict[str, Any]]) -> None:
@@ -173,8 +173,9 @@ def test_a_broken_engine_is_found(
     measure: Callable[..., dict[str, Any]], run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("understudy.engine.engine.walk", believing_walk)
-    free = CostModel({1: 1.0, 256: 1.0})  # rows cost nothing, so every draft is bought
+    free = CostModel({1: 1.0, 256: 1.0})  # rows cost nothing and promise much, so every draft is bought
     monkeypatch.setattr("understudy.assembly.measure_cost", lambda runner: free)
+    monkeypatch.setattr("understudy.control.stats._Band.least_rate", lambda band, prior: 0.5)
     record = measure("--temperature", 2, "--seed", 1, "--max-tokens", 64, expected=1)
     assert rows(record, "drafter", "identical")[-2:] == [("plain", True), ("default", False)]
 
