@@ -80,7 +80,7 @@ def verify(arguments: argparse.Namespace) -> int:
         draft=arguments.draft, cross_tokenizer=arguments.cross_tokenizer, num_threads=arguments.threads
     )
     targets = _OneTarget(arguments.model, config, teller)
-    with loading(console) as progress:
+    with loading(console, arguments.model) as progress:
         target = targets(settings[0].weights, progress)
     case_set = make_cases(prompts, target, count=arguments.num_prompts, max_tokens=arguments.max_tokens)
     del target  # only one is in memory at a time
