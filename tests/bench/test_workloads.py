@@ -70,6 +70,12 @@ def test_rounds_go_on_to_the_next_questions_and_begin_again() -> None:
     assert [unit.number for unit in pairs.round(2)] == [8, 9, 10, 11]
 
 
+def test_the_first_answers_of_a_loop_end_one_after_the_other() -> None:
+    unit = next(iter(plan(concurrencies=(4,)).round(0)))
+    assert [q.max_tokens for q in unit.questions] == [2, 4, 6, 8, 8, 8, 8, 8]
+    assert [q.max_tokens for q in next(iter(plan(concurrencies=(1,)).round(0))).questions] == [8]
+
+
 def test_more_at_once_than_questions_repeats_them() -> None:
     unit = next(iter(plan(concurrencies=(5,)).round(0)))
     assert [q.prompt.text[-1] for q in unit.questions] == ["0", "1", "2"] * 3 + ["0"]

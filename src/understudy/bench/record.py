@@ -254,11 +254,12 @@ def _speedup(group: Group) -> Estimate | None:
 def _identical(group: Group) -> bool:
     """Compare with the baseline's answer of the same turn, and the baseline with its own first to the question."""
     is_baseline = group.arm.name == group.baseline.name
-    first: dict[str, Answer] = {}
+    first: dict[tuple[str, int], Answer] = {}  # by question and the length that its answer may have
     for turn in group.turns:
         arm, base = turn.served[group.arm.name], turn.served[group.baseline.name]
         for question, found, theirs in zip(turn.unit.questions, arm.answers, base.answers, strict=True):
-            expected = first.setdefault(question.name, theirs) if is_baseline else theirs
+            key = question.name, question.max_tokens
+            expected = first.setdefault(key, theirs) if is_baseline else theirs
             if found.said != expected.said:
                 return False
     return True

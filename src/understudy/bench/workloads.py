@@ -104,7 +104,7 @@ class Plan:
                     prompt_class=prompt_class,
                     temperature=temperature,
                     concurrency=concurrency,
-                    questions=tuple(questions[(first + i) % len(questions)] for i in range(count)),
+                    questions=_staggered([questions[(first + i) % len(questions)] for i in range(count)], arrivals),
                     arrivals=arrivals,
                 )
 
@@ -113,6 +113,23 @@ class Plan:
             return Timed(self.arrival_times(number))
         assert concurrency is not None
         return Closed(concurrency)
+
+
+def _staggered(questions: Sequence[Question], arrivals: Closed | Timed) -> tuple[Question, ...]:
+    """Cut the first answers of a closed loop short, the first one most: a loop that has been running for a while.
+
+    Answers that all begin together and have one limit would end together, and be followed by prompts that are all read
+    together. No server sees that, and it hides from plain decoding what prompts cost those who are being answered.
+    """
+    if isinstance(arrivals, Timed) or arrivals.concurrency == 1:
+        return tuple(questions)
+    at_once = arrivals.concurrency
+    return tuple(
+        replace(question, max_tokens=max(1, question.max_tokens * (place + 1) // at_once))
+        if place < at_once
+        else question
+        for place, question in enumerate(questions)
+    )
 
 
 def _closed_count(concurrency: int) -> int:

@@ -3,10 +3,14 @@
 A node is worth its survival (the chance that the walk reaches it) and costs the time that its row adds to the pass.
 Nodes of all requests are taken in order of survival, and the number of them that gives most tokens per second is
 bought. Where a row is dear, a guess poor, the batch large or the context long, that number is zero by itself.
+
+All texts of a pass wait for all of its rows. So the number is also one at which nobody waits longer for words than
+plainly: a text that gains nothing by the step may not pay for those that do.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,6 +18,11 @@ from understudy.control.cost import CostModel, Load
 
 LEAST_GAIN = 1.02
 """Expected speed, as a multiple of a plain step's, below which nothing is bought: estimates are not exact."""
+
+
+MOST_DELAY = 0.03
+"""Share of a plain step by which nobody's words may be expected to come later: a row that one text gains by is paid
+for by all texts of the step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,18 +67,22 @@ def choose(
         for node, survival in enumerate(offer.survival)
     )
     nodes, num_forced = _forced(offers, max_rows)
-    tokens = (len(offers) if num_emitting is None else num_emitting) + sum(
-        offer.survival[node] for offer, line in zip(offers, nodes, strict=True) for node in line
-    )
+    num_emitting = len(offers) if num_emitting is None else num_emitting
+    # words that each is expected to say; whoever says its first word in this pass says one
+    words = [1.0 + sum(offer.survival[node] for node in line) for offer, line in zip(offers, nodes, strict=True)]
+    least = 1.0 if num_emitting > len(offers) else math.inf
+    tokens = num_emitting + sum(words) - len(offers)
     rows = base.rows + num_forced
     reads = base.reads + sum(offer.context * len(line) for offer, line in zip(offers, nodes, strict=True))
     plain_s = spent_s + cost.step_s(Load(rows, base.keys, reads))
     best_count, best_speed, plain_speed = 0, tokens / plain_s, tokens / plain_s
-    for count, (negative, _, _, context) in enumerate(ranked[: max(0, max_rows - num_forced)], start=1):
+    for count, (negative, index, _, context) in enumerate(ranked[: max(0, max_rows - num_forced)], start=1):
         tokens, rows, reads = tokens - negative, rows + 1, reads + context
-        speed = tokens / (spent_s + cost.step_s(Load(rows, base.keys, reads)))
-        if speed > best_speed:
-            best_count, best_speed = count, speed
+        words[index] -= negative
+        seconds = spent_s + cost.step_s(Load(rows, base.keys, reads))
+        is_fair = seconds <= plain_s * (1.0 + MOST_DELAY) * min(least, *words)
+        if is_fair and tokens / seconds > best_speed:
+            best_count, best_speed = count, tokens / seconds
     if best_speed < LEAST_GAIN * plain_speed:
         best_count, best_speed = 0, plain_speed
     for _, index, node, _ in ranked[:best_count]:
