@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo setup test test-full test-browser screenshot chromium lint verify speed clean
+.PHONY: demo setup test test-full test-browser screenshot chromium lint verify bench speed clean
 
 demo: setup ## speculation on and off, side by side, on the embedded model
 	$(BIN)/understudy generate --compare
@@ -46,6 +46,9 @@ lint: $(VENV)/packages
 
 verify: setup ## same words, with and without speculation, on the embedded model
 	$(BIN)/understudy verify
+
+bench: setup ## speed by class, with and without speculation; BENCH=args
+	$(BIN)/understudy bench $(BENCH)
 
 speed: setup ## plain against transformers, speculation against plain by class, off against none, share of sampling
 	$(BIN)/python benchmarks/speed.py $(SPEED)
