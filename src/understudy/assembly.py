@@ -103,6 +103,25 @@ def load_target(
     return with_draft(target, draft, cross_tokenizer=cross_tokenizer, kernels=kernels, emit=emit, progress=progress)
 
 
+def load_configured(
+    model: str | Path | None,
+    config: EngineConfig,
+    *,
+    emit: EventSink = log_fallbacks,
+    progress: Callable[[int, int], None] | None = None,
+) -> Target:
+    """Load a model, and the draft that the configuration names, as the configuration wants them."""
+    return load_target(
+        model,
+        weights=config.weights,
+        draft=config.draft,
+        cross_tokenizer=config.cross_tokenizer,
+        num_threads=config.num_threads,
+        emit=emit,
+        progress=progress,
+    )
+
+
 def with_draft(
     target: Target,
     draft: str | Path,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from understudy.assembly import Target, build_engine, load_target
+from understudy.assembly import Target, build_engine, load_configured
 from understudy.config import EngineConfig
 from understudy.core.events import EventSink, log_fallbacks
 from understudy.core.request import Completion, Output, Request, Result, SamplingParams, Speculation
@@ -44,15 +44,7 @@ class LLM:
         if config is not None and settings:
             raise ConfigError("Both a config and single settings were given.", "Give one of the two.")
         config = config or EngineConfig.from_mapping(settings)
-        self.target = target or load_target(
-            model,
-            weights=config.weights,
-            draft=config.draft,
-            cross_tokenizer=config.cross_tokenizer,
-            num_threads=config.num_threads,
-            emit=emit,
-            progress=progress,
-        )
+        self.target = target or load_configured(model, config, emit=emit, progress=progress)
         self.engine = build_engine(self.target, config, emit=emit)
         self._system_fingerprint = self.target.system_fingerprint
         self._request_numbers = itertools.count()

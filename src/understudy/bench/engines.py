@@ -10,11 +10,11 @@ from understudy.bench.record import DEFAULT, PLAIN, ArmFacts, MemoryBytes
 from understudy.bench.run import EngineArm, Listener
 from understudy.bench.workloads import Encode, Plan
 from understudy.config import EngineConfig, default_drafters
+from understudy.core.weights import NUMERICS
 
 if TYPE_CHECKING:
     from understudy.assembly import Target
 
-NUMERICS = "exact"
 _LEAST_ROOM_TOKENS = 2080
 """Room for measuring what context costs, where the prompts themselves are short."""
 _MOST_ROOM_BYTES = 2 << 30

@@ -14,6 +14,7 @@ from understudy.commands.bench_arguments import Settings, add_arguments, read_se
 from understudy.commands.model_arguments import load
 from understudy.commands.result import DIFFERENT, INTERRUPTED, make_console, write_json
 from understudy.commands.teller import Teller
+from understudy.core.weights import NUMERICS
 
 if TYPE_CHECKING:
     from understudy.bench.alternate import Measured
@@ -99,7 +100,7 @@ def _page_writer() -> Callable[[dict[str, Any], Path], None]:
 
 def _on_engine(settings: Settings, prompts: Sequence[Prompt], trace: Sequence[TraceLine]) -> _Run:
     """Load the model once, and build an engine around it for each arm."""
-    from understudy.bench.engines import NUMERICS, build_arms, encoder
+    from understudy.bench.engines import build_arms, encoder
     from understudy.bench.record import PLAIN
     from understudy.terminal import Waiting
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from understudy.config import DEFAULT_DRAFTERS, DRAFTERS, EngineConfig, default_drafters
@@ -82,27 +81,11 @@ def chosen_weights(arguments: argparse.Namespace) -> WeightType:
 
 def load(model: str | None, config: EngineConfig, *, console: Console, emit: EventSink) -> Target:
     """Load a target, with its draft if the configuration names one, and show that it takes a while."""
+    from understudy.assembly import load_configured
     from understudy.terminal import loading
 
     with loading(console, model) as progress:
-        return load_quietly(model, config, emit=emit, progress=progress)
-
-
-def load_quietly(
-    model: str | None, config: EngineConfig, *, emit: EventSink, progress: Callable[[int, int], None]
-) -> Target:
-    """Load the same for somebody who shows it in a way of their own."""
-    from understudy.assembly import load_target
-
-    return load_target(
-        model,
-        weights=config.weights,
-        draft=config.draft,
-        cross_tokenizer=config.cross_tokenizer,
-        num_threads=config.num_threads,
-        emit=emit,
-        progress=progress,
-    )
+        return load_configured(model, config, emit=emit, progress=progress)
 
 
 def _drafters(arguments: argparse.Namespace) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from understudy.commands.model_arguments import add_model_arguments, check_models, load_quietly
+from understudy.commands.model_arguments import add_model_arguments, check_models
 from understudy.commands.result import DIFFERENT, INTERRUPTED, check_writable, make_console, write_json
 from understudy.commands.teller import Teller
 from understudy.config import EngineConfig
@@ -134,9 +134,9 @@ class _OneTarget:
 
     def _load(self, config: EngineConfig, progress: Callable[[int, int], None]) -> Target:
         """Load it; where no draft is named, its own first layers draft, so that drafting by a model is proven too."""
-        from understudy.assembly import with_draft
+        from understudy.assembly import load_configured, with_draft
 
-        target = load_quietly(self._model, config, emit=self._emit, progress=progress)
+        target = load_configured(self._model, config, emit=self._emit, progress=progress)
         num_layers = target.decoder.config.num_layers
         if target.draft is not None or num_layers == 1:
             return target

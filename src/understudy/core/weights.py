@@ -1,4 +1,4 @@
-"""How a model's weights are held in memory."""
+"""How a model's weights are held in memory, and how it is computed with them."""
 
 from __future__ import annotations
 
@@ -11,3 +11,6 @@ WEIGHT_TYPES: tuple[WeightType, ...] = get_args(WeightType)
 
 DEFAULT_WEIGHTS: WeightType = "int8"
 """The type with the most tokens per second, speculation included: see docs/DECISIONS.md, 19."""
+
+NUMERICS = "exact"
+"""Rows are computed alike whatever stands beside them; see kernels/."""

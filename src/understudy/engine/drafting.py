@@ -120,6 +120,8 @@ class Drafting:
         """Return a proposal for each sequence, and the reason for what was bought; see `choose` for the numbers."""
         if not self._drafters or max_rows <= 0:
             return [Proposal()] * len(sequences), "no drafter" if not self._drafters else "no row is left"
+        if not sequences:
+            return [], "nothing is drafted beside a prompt"
         budgets = [_budget(sequence, len(sequences)) for sequence in sequences]
         asked = [index for index, budget in enumerate(budgets) if budget.max_rows > 0 and budget.max_depth > 0]
         if not asked:

@@ -14,8 +14,8 @@ from importlib.metadata import PackageNotFoundError, version
 
 import llvmlite.binding
 
-NUMERICS = "exact"
-"""Rows are computed alike whatever stands beside them; see kernels/."""
+from understudy.core.weights import NUMERICS
+
 DEVICE = "cpu"
 _LIBRARIES = ("understudy", "torch", "numpy", "numba", "llvmlite")
 _INSTRUCTIONS = ("avx2", "fma", "avx512f", "avx512vnni")
