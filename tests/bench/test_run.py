@@ -139,7 +139,7 @@ def test_a_repetition_finds_nothing_of_the_one_before(target: Target) -> None:
         (here,) = plan.round(number)
         engine.serve(here)
     assert len({request.prompt_ids for request in engine.requests}) == 3
-    assert len({request.tenant for request in engine.requests}) == 12
+    assert len({request.tenant for request in engine.requests}) == 18
     (arm,) = build_arms(target, ["default"], plan)
     assert not arm.engine.config.prefix_cache
 

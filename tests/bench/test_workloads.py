@@ -55,7 +55,7 @@ def test_a_round_has_every_class_under_every_condition() -> None:
         for name in ("code", "chat")
     ]
     assert [unit.place for unit in units] == list(range(8))
-    assert [len(unit.questions) for unit in units] == [1, 1, 4, 4] * 2, "places are filled again where several run"
+    assert [len(unit.questions) for unit in units] == [1, 1, 6, 6] * 2, "places are filled again where several run"
     assert units[2].arrivals == Closed(2)
 
 
@@ -63,22 +63,29 @@ def test_rounds_go_on_to_the_next_questions_and_begin_again() -> None:
     pairs = plan(concurrencies=(2,))
     texts = [[q.prompt.text for q in next(iter(pairs.round(number))).questions] for number in range(3)]
     assert texts == [
-        ["code 0", "code 1", "code 2", "code 0"],
-        ["code 1", "code 2", "code 0", "code 1"],
-        ["code 2", "code 0", "code 1", "code 2"],
+        ["code 0", "code 1", "code 2"] * 2,
+        ["code 1", "code 2", "code 0"] * 2,
+        ["code 2", "code 0", "code 1"] * 2,
     ]
     assert [unit.number for unit in pairs.round(2)] == [8, 9, 10, 11]
 
 
-def test_the_first_answers_of_a_loop_end_one_after_the_other() -> None:
-    unit = next(iter(plan(concurrencies=(4,)).round(0)))
-    assert [q.max_tokens for q in unit.questions] == [2, 4, 6, 8, 8, 8, 8, 8]
-    assert [q.max_tokens for q in next(iter(plan(concurrencies=(1,)).round(0))).questions] == [8]
+def test_the_first_answers_of_a_loop_end_at_random_and_are_not_timed() -> None:
+    units = [next(iter(plan(concurrencies=(4,)).round(number))) for number in range(30)]
+    limits = [[q.max_tokens for q in unit.questions] for unit in units]
+    assert all(len(line) == 12 and line[4:] == [8] * 8 and units[0].num_starting == 4 for line in limits)
+    assert {limit for line in limits for limit in line[:4]} == set(range(1, 9))
+    assert limits == [
+        [q.max_tokens for q in next(iter(plan(concurrencies=(4,)).round(number))).questions] for number in range(30)
+    ], "every run draws the same"
+    alone = next(iter(plan(concurrencies=(1,)).round(0)))
+    assert [q.max_tokens for q in alone.questions] == [8]
+    assert alone.num_starting == 0
 
 
 def test_more_at_once_than_questions_repeats_them() -> None:
     unit = next(iter(plan(concurrencies=(5,)).round(0)))
-    assert [q.prompt.text[-1] for q in unit.questions] == ["0", "1", "2"] * 3 + ["0"]
+    assert [q.prompt.text[-1] for q in unit.questions] == ["0", "1", "2"] * 5
 
 
 def test_in_an_open_loop_a_unit_is_a_sequence() -> None:

@@ -137,6 +137,13 @@ class Group:
         return [answer for turn in self.turns for answer in turn.served[self.arm.name].answers]
 
     @property
+    def timed(self) -> list[Answer]:
+        """Those of its answers whose latency means something: not those that only got a loop going."""
+        return [
+            answer for turn in self.turns for answer in turn.served[self.arm.name].answers[turn.unit.num_starting :]
+        ]
+
+    @property
     def busy_s(self) -> float:
         """Time of the arm."""
         return sum(turn.served[self.arm.name].busy_s for turn in self.turns)
@@ -189,7 +196,7 @@ def groups(measured: Measured, arms: Sequence[ArmFacts]) -> Iterator[Group]:
 
 def row_of(group: Group) -> Row:
     """Sum up a group."""
-    answers = group.answers
+    answers, timed = group.answers, group.timed
     num_tokens = sum(answer.num_tokens for answer in answers)
     told = [answer for answer in answers if answer.counts is not None]
     counts = _counts(told)
@@ -210,9 +217,9 @@ def row_of(group: Group) -> Row:
         ),
         tokens_per_cycle=_ratio(sum(answer.num_tokens for answer in told), counts.cycles),
         rows_per_cycle=_ratio(counts.cycles + counts.rows, counts.cycles),
-        ttft_ms=Percentiles.of([a.ttft_ms for a in answers if a.ttft_ms is not None]),
-        tpot_ms=Percentiles.of([a.tpot_ms for a in answers if a.tpot_ms is not None]),
-        request_ms=Percentiles.of([a.request_ms for a in answers]),
+        ttft_ms=Percentiles.of([a.ttft_ms for a in timed if a.ttft_ms is not None]),
+        tpot_ms=Percentiles.of([a.tpot_ms for a in timed if a.tpot_ms is not None]),
+        request_ms=Percentiles.of([a.request_ms for a in timed]),
         memory=group.arm.memory,
         identical=_identical(group),
     )
@@ -220,7 +227,7 @@ def row_of(group: Group) -> Row:
 
 def samples_of(group: Group) -> dict[str, Any]:
     """The single latencies behind a row's percentiles, for whoever draws distributions."""
-    answers = group.answers
+    answers = group.timed
     return {
         **group.key,
         "ttft_ms": [round(a.ttft_ms, 3) for a in answers if a.ttft_ms is not None],

@@ -8,6 +8,7 @@ ends early has still seen them all. Later rounds go on to the next questions, an
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -54,6 +55,11 @@ class Unit:
     questions: tuple[Question, ...]
     arrivals: Arrivals
 
+    @property
+    def num_starting(self) -> int:
+        """Questions that only get a closed loop going; nobody's latency is that of a server that just began."""
+        return self.concurrency if self.concurrency is not None and self.concurrency > 1 else 0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
@@ -96,7 +102,9 @@ class Plan:
                 number = round_number * self.units_per_round + place
                 arrivals = self._arrivals(number, concurrency)
                 count = len(arrivals.times_s) if isinstance(arrivals, Timed) else _closed_count(arrivals.concurrency)
-                first = round_number * count
+                # where a closed loop asks them all every time, another one begins; a trace is followed as it is
+                asks_all = isinstance(arrivals, Closed) and count >= len(questions)
+                first = round_number * (1 if asks_all else count)
                 yield Unit(
                     number=number,
                     round_number=round_number,
@@ -104,7 +112,9 @@ class Plan:
                     prompt_class=prompt_class,
                     temperature=temperature,
                     concurrency=concurrency,
-                    questions=_staggered([questions[(first + i) % len(questions)] for i in range(count)], arrivals),
+                    questions=_staggered(
+                        [questions[(first + i) % len(questions)] for i in range(count)], arrivals, number
+                    ),
                     arrivals=arrivals,
                 )
 
@@ -115,26 +125,27 @@ class Plan:
         return Closed(concurrency)
 
 
-def _staggered(questions: Sequence[Question], arrivals: Closed | Timed) -> tuple[Question, ...]:
-    """Cut the first answers of a closed loop short, the first one most: a loop that has been running for a while.
+def _staggered(questions: Sequence[Question], arrivals: Closed | Timed, number: int) -> tuple[Question, ...]:
+    """Cut the first answers of a closed loop short at random: a loop that has been running for a while.
 
     Answers that all begin together and have one limit would end together, and be followed by prompts that are all read
     together. No server sees that, and it hides from plain decoding what prompts cost those who are being answered.
+    Nor may they end at even distances: plain decoding would keep these, and no prompt ever wait for another's.
     """
     if isinstance(arrivals, Timed) or arrivals.concurrency == 1:
         return tuple(questions)
-    at_once = arrivals.concurrency
+    draw = random.Random(number)
     return tuple(
-        replace(question, max_tokens=max(1, question.max_tokens * (place + 1) // at_once))
-        if place < at_once
+        replace(question, max_tokens=draw.randint(1, question.max_tokens))
+        if place < arrivals.concurrency
         else question
         for place, question in enumerate(questions)
     )
 
 
 def _closed_count(concurrency: int) -> int:
-    """Questions of a closed loop's unit: one, or twice as many as run at once, so that places are filled again."""
-    return 1 if concurrency == 1 else 2 * concurrency
+    """Questions of a closed loop's unit: one, or enough to fill every place twice after those that start it."""
+    return 1 if concurrency == 1 else 3 * concurrency
 
 
 @dataclass(frozen=True, slots=True)
