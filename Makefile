@@ -4,10 +4,15 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo setup test test-full test-browser screenshot chromium lint verify bench speed clean
+CLIENTS := .venv-clients
+
+.PHONY: demo serve setup test test-full test-clients test-live test-browser screenshot chromium lint verify bench speed serve-overhead clean
 
 demo: setup ## speculation on and off, side by side, on the embedded model
 	$(BIN)/understudy generate --compare
+
+serve: setup ## OpenAI's interface on http://127.0.0.1:8000, with the embedded model; SERVE=args
+	$(BIN)/understudy serve $(SERVE)
 
 setup: $(VENV)/ready ## the environment, the model, the compiled kernels
 
@@ -27,7 +32,23 @@ test: setup lint ## everything that must hold before a change lands
 	$(BIN)/python -m pytest -n 2
 
 test-full: setup lint ## the long form: ten times as many random cases
-	$(BIN)/python -m pytest -n 2 -m "not browser"
+	$(BIN)/python -m pytest -n 2 -m "not browser and not live and not clients"
+
+# Each group of clients has an environment of its own, because their pins exclude each other and ours. They are made in
+# some minutes, once, and made anew when their requirements change.
+CLIENT_ENVIRONMENTS := $(patsubst tests/clients/requirements-%.txt,$(CLIENTS)/%/ready,$(wildcard tests/clients/requirements-*.txt))
+
+test-live: setup ## a real server, treated roughly: clients cut off, switches flipped, engines killed, ten times too much
+	$(BIN)/python -m pytest -m live tests/live -s
+
+test-clients: setup $(CLIENT_ENVIRONMENTS) ## other people's clients and benchmarks against a real server
+	$(BIN)/python -m pytest -m clients tests/clients
+
+$(CLIENTS)/%/ready: tests/clients/requirements-%.txt
+	@echo "The environment of $*: $$(grep -c == $<) packages"
+	$(PYTHON) -m venv --clear $(@D)
+	$(@D)/bin/python -m pip install --disable-pip-version-check --requirement $<
+	touch $@
 
 test-browser: $(VENV)/packages chromium ## the bench's page in a real browser
 	$(BIN)/python -m pytest -m browser
@@ -50,8 +71,11 @@ verify: setup ## same words, with and without speculation, on the embedded model
 bench: setup ## speed by class, with and without speculation; BENCH=args
 	$(BIN)/understudy bench $(BENCH)
 
+serve-overhead: setup ## what the server costs beside the engine alone
+	$(BIN)/python benchmarks/serve_overhead.py
+
 speed: setup ## plain against transformers, speculation against plain by class, off against none, share of sampling
 	$(BIN)/python benchmarks/speed.py $(SPEED)
 
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(CLIENTS) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

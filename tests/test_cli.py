@@ -290,7 +290,7 @@ def test_a_reader_that_leaves_is_no_drama() -> None:
 
 
 def test_a_model_that_computes_nonsense_is_an_error(generate: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def not_finite(self: object, logits: object, *, position: int, num_generated: int) -> int:
+    def not_finite(self: object, logits: object, *, position: int, **others: object) -> int:
         raise FloatingPointError(f"the model's logits at position {position} are not finite")
 
     monkeypatch.setattr("understudy.sampling.processors.Sampler.sample", not_finite)

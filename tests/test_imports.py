@@ -28,11 +28,12 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "core": ("errors",),
     "config": ("errors", "core"),
     "compiled": ("cache",),
+    "client": ("errors", "core"),
     # each a room of its own
     "kv": ("errors", "core"),
     "text": ("errors", "core"),
     "control": ("errors", "core"),
-    "sampling": ("errors", "core", "compiled"),
+    "sampling": ("errors", "core", "compiled", "text"),
     "kernels": ("errors", "core", "compiled", "threads"),
     "models": ("errors", "core", "cache", "kernels", "text"),
     # one forward pass, what proposes ahead of it, and the step around both
@@ -43,17 +44,20 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "assembly": (*FOUNDATIONS, "control", "kernels", "models", "runtime", "text", "drafters", "engine"),
     "llm": (*FOUNDATIONS, "text", "engine", "assembly"),
     # what is done with one
-    "bench": (*FOUNDATIONS, "control", "text", "engine", "assembly", "llm"),
+    "bench": (*FOUNDATIONS, "client", "control", "text", "engine", "assembly", "llm"),
     "parity": (*FOUNDATIONS, "control", "text", "engine", "assembly", "llm", "bench"),
     "advise": (*FOUNDATIONS, "control", "text", "drafters", "engine", "assembly", "llm", "bench"),
     "train": (*FOUNDATIONS, "text", "models", "drafters", "engine", "assembly", "llm"),
-    "server": (*FOUNDATIONS, "control", "text"),  # is given a Backend and knows no engine
+    # the process around an engine, and the server, which is given a Backend and knows no engine
+    "wire": FOUNDATIONS,
+    "worker": (*FOUNDATIONS, "engine", "assembly", "wire"),
+    "server": (*FOUNDATIONS, "control", "text", "wire"),
     "gateway": (*FOUNDATIONS, "control", "server"),
     "terminal": (*FOUNDATIONS, "bench", "parity"),
     "race": (*FOUNDATIONS, "text", "engine", "assembly", "llm", "bench", "parity", "terminal"),
     "commands": (
-        *(*FOUNDATIONS, "text", "assembly", "llm", "bench", "parity", "advise", "train", "server", "gateway"),
-        *("terminal", "race"),
+        *(*FOUNDATIONS, "client", "text", "assembly", "llm", "bench", "parity", "advise", "train", "server"),
+        *("gateway", "terminal", "race"),
     ),
     "cli": (*FOUNDATIONS, "text", "assembly", "llm", "bench", "parity", "terminal", "race", "commands"),
     "__init__": ("errors", "core", "config", "threads", "llm"),
@@ -62,8 +66,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 
 MAY_USE: dict[str, tuple[str, ...]] = {
     "compiled": ("numba",),
-    "text": ("numpy", "tokenizers", "jinja2"),
-    "sampling": ("numpy",),
+    "text": ("numpy", "tokenizers", "jinja2", "llguidance"),
+    "sampling": ("numpy", "llguidance"),
     "kernels": ("numpy", "numba", "llvmlite", "torch"),
     "models": ("numpy", "torch", "safetensors", "gguf", "huggingface_hub"),
     "runtime": ("numpy", "llvmlite"),
@@ -72,15 +76,17 @@ MAY_USE: dict[str, tuple[str, ...]] = {
     "bench": ("jinja2", "plotly", "rich"),
     "parity": ("rich",),
     "train": ("numpy", "torch", "safetensors", "rich"),
+    "wire": ("msgspec",),
+    "server": ("msgspec", "fastapi", "starlette", "pydantic", "pydantic_core", "uvicorn", "h11", "prometheus_client"),
     "terminal": ("rich",),
     "race": ("rich",),
-    "commands": ("rich",),
+    "commands": ("rich", "yaml", "uvloop"),
     "cli": ("rich",),
 }
 """Folder or file -> packages from outside that it may use; none where it is not named. Add a line for a new need."""
 
-TORCH_FREE = ("core", "control", "kv", "text", "bench", "server", "gateway")
-BARE = ("core", "control")
+TORCH_FREE = ("core", "client", "control", "kv", "text", "sampling", "bench", "wire", "server", "gateway")
+BARE = ("core", "client", "control")
 """Loaded with torch, numpy and numba out of reach."""
 
 

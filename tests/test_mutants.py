@@ -26,6 +26,7 @@ from understudy.kernels.cpu_linear import Linear
 from understudy.kv.prefix import PrefixCache
 from understudy.kv.sequence import SequenceCache
 from understudy.runtime.inputs import _Building
+from understudy.sampling.grammar import GrammarState
 from understudy.sampling.noise import NoiseKey
 from understudy.sampling.processors import Sampler
 from understudy.sampling.verify import Verdict, Word
@@ -96,7 +97,10 @@ def emits_no_bonus_after_a_rejection(patch: Patch) -> None:
 
 def _sample_at(patch: Patch, position_of: Callable[[Sequence], int]) -> None:
     def draw(self: Sequence, logits: Any) -> int:
-        return self._sampler.sample(logits, position=position_of(self), num_generated=self.num_generated)
+        allowed = None if self._grammar is None else self._grammar.allowed()
+        return self._sampler.sample(
+            logits, position=position_of(self), num_generated=self.num_generated, allowed=allowed
+        )
 
     patch.setattr(Sequence, "draw", draw)
 
@@ -273,7 +277,25 @@ def counts_for_penalties_once_per_step(patch: Patch) -> None:
     patch.setattr(Engine, "_verify", verify_then_count)
 
 
+def masks_once_per_step(patch: Patch) -> None:
+    """All words of a walk are drawn under the mask of its first."""
+    verify, allowed = Engine._verify, GrammarState.allowed
+    masks: dict[int, Any] = {}
+
+    def verify_afresh(self: Engine, share: Any, proposal: Any, logits: Any) -> Verdict:
+        masks.clear()
+        return verify(self, share, proposal, logits)
+
+    patch.setattr(GrammarState, "allowed", lambda self: masks.setdefault(id(self), allowed(self)))
+    patch.setattr(Engine, "_verify", verify_afresh)
+
+
 # The prefix cache.
+
+
+def adopts_what_must_be_scored(patch: Patch) -> None:
+    """A prompt whose log probabilities are wanted begins behind what is cached."""
+    patch.setattr(Sequence, "scores_prompt", property(lambda self: False))
 
 
 def shares_prefixes_between_tenants(patch: Patch) -> None:
@@ -327,6 +349,8 @@ MUTANTS: tuple[Mutant, ...] = (
     checks_for_a_stop_once_per_step,
     counts_drafted_tokens_for_penalties,
     counts_for_penalties_once_per_step,
+    masks_once_per_step,
+    adopts_what_must_be_scored,
     shares_prefixes_between_tenants,
     caches_uncommitted_tokens,
     adopts_the_whole_prompt,

@@ -183,6 +183,17 @@ def make_drafter(name: str, target: Target, *, num_blocks: int, draft_cost: Cost
     return drafters[name]()
 
 
+def built_in_drafters() -> list[Drafter]:
+    """Those of every engine that drafts: they speak for requests with a grammar or a prediction, free for all others.
+
+    They come first: what they propose is theirs, whoever proposes it as well.
+    """
+    from understudy.drafters.forced import ForcedDrafter
+    from understudy.drafters.prediction import PredictionDrafter
+
+    return [ForcedDrafter(), PredictionDrafter()]
+
+
 def build_engine(
     target: Target,
     config: EngineConfig | None = None,
@@ -204,6 +215,7 @@ def build_engine(
     if drafters is None:
         names = config.drafters if target.is_row_invariant else ()
         drafters = [make_drafter(name, target, num_blocks=num_blocks, draft_cost=draft_cost) for name in names]
+        drafters = [*built_in_drafters(), *drafters] if drafters else []
     if cost is None:
         cost = measure_cost(runner) if drafters else CostModel({1: 1.0})
     return Engine(runner, target.tokenizer, cost=cost, drafters=drafters, config=config, emit=emit)

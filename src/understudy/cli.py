@@ -12,9 +12,11 @@ from contextlib import suppress
 
 from understudy import __version__
 from understudy.commands.bench import add_bench
+from understudy.commands.chat import add_chat
 from understudy.commands.generate import add_generate
 from understudy.commands.race import add_race
 from understudy.commands.result import BROKEN_PIPE, FAILED, INTERRUPTED
+from understudy.commands.serve import add_serve
 from understudy.commands.verify import add_verify
 from understudy.errors import UnderstudyError
 
@@ -25,6 +27,8 @@ _EXAMPLES = """examples:
   understudy verify --budget 300 --json proof.json
   understudy race --classes code,rag
   understudy bench --json bench.json
+  understudy serve --port 8000
+  understudy chat
 """
 
 
@@ -77,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"understudy {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for add_command in (add_generate, add_verify, add_race, add_bench):
+    for add_command in (add_serve, add_chat, add_generate, add_verify, add_race, add_bench):
         add_command(commands)
     return parser
 

@@ -4,7 +4,9 @@
     ├── InvalidRequest      the caller asked for something that cannot be served
     ├── ModelError          a model file is missing, damaged or of a kind that is not supported
     ├── ConfigError         a setting is unknown or contradicts another
-    └── CapacityError       what was asked for cannot fit, ever, whatever else is running
+    ├── CapacityError       what was asked for cannot fit, ever, whatever else is running
+    ├── EngineLost          the engine died while it computed an answer; another one is being started
+    └── SlowReader          an answer was read more slowly than it came, for too long
 
 Each error says what is wrong and, in `remedy`, what to do. An assert is for our own bugs; these are for theirs.
 """
@@ -39,3 +41,11 @@ class ConfigError(UnderstudyError):
 
 class CapacityError(UnderstudyError):
     """A request that could not fit even if it ran alone."""
+
+
+class EngineLost(UnderstudyError):
+    """An answer that was being computed when the engine died. Asking again may succeed."""
+
+
+class SlowReader(UnderstudyError):
+    """An answer whose reader fell so far behind that it was given up."""

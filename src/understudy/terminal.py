@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -39,6 +40,30 @@ def loading(console: Console, model: str | None = None) -> Iterator[Callable[[in
             progress.update(task, description="unpacking the model's weights", completed=done, total=total)
 
         yield unpacking
+
+
+class _Shown(dict[int, str]):
+    """What is shown for a character, by its code point: itself, unless it would move the cursor or the layout."""
+
+    def __missing__(self, code: int) -> str:
+        character = chr(code)
+        category = unicodedata.category(character)
+        if category == "Cf" or 0xFE00 <= code <= 0xFE0F:  # joiners, directions, variants: width would be anyone's guess
+            shown = ""
+        elif category in ("Cc", "Cs", "Co", "Cn", "Zl", "Zp"):
+            shown = "\N{REPLACEMENT CHARACTER}"
+        else:
+            shown = character
+        self[code] = shown
+        return shown
+
+
+_SHOWN = _Shown({ord("\n"): "\n", ord("\t"): "    ", ord("\r"): ""})
+
+
+def sanitised(text: str, encoding: str = "utf-8") -> str:
+    """The text without what a terminal could obey or could not write; line feeds stay."""
+    return text.translate(_SHOWN).encode(encoding, "replace").decode(encoding)
 
 
 class Waiting:

@@ -6,7 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -70,7 +70,8 @@ def fake_server(behaviour: Behaviour | None = None) -> Iterator[Behaviour]:
                 if told.status != 200 or told.raw is not None:
                     self._send(told.raw or b'{"error": {"message": "no such model"}}')
                 else:
-                    self._stream(number)
+                    with suppress(ConnectionError):  # whoever asked may leave
+                        self._stream(number)
             finally:
                 self._end()
 

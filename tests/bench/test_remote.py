@@ -6,9 +6,10 @@ from tests.bench.fake_server import Behaviour, fake_server
 from tests.bench.made_up import question, unit
 from understudy.bench.arrivals import Closed, Timed
 from understudy.bench.record import ArmFacts
-from understudy.bench.remote import Endpoint, RemoteArm, find_model
+from understudy.bench.remote import RemoteArm
 from understudy.bench.served import Answer
 from understudy.bench.workloads import Unit
+from understudy.client import Endpoint, find_model
 from understudy.errors import ConfigError
 
 NOBODY = "http://127.0.0.1:9"

@@ -41,7 +41,7 @@ def test_a_unit_sums_up_its_answers() -> None:
 
 
 def test_step_times_add_up() -> None:
-    cycle = Cycle(1, 0, 0, 0, 1, 0, 8, draft_s=1.0, forward_s=2.0, sample_s=3.0, total_s=6.0, reason="")
+    cycle = Cycle(1, 0, 0, 0, 1, 0, 8, draft_s=1.0, forward_s=2.0, sample_s=3.0, total_s=6.0, reason="", num_rows=1)
     steps = StepTime()
     steps.count(cycle)
     steps.count(cycle)

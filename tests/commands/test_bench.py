@@ -110,7 +110,7 @@ def test_drafters_temperatures_and_concurrencies_make_rows(measure: Callable[...
         for drafter in ("plain", "suffix", "suffix+ngram")
     ]
     assert all(identical for (identical,) in rows(record, "identical"))
-    assert record["manifest"]["requests"] == 2 * (1 + 2 * 3) * 3
+    assert record["manifest"]["requests"] == 2 * (1 + 3 * 3) * 3
 
 
 def test_more_time_makes_more_rounds_and_an_interval(measure: Callable[..., dict[str, Any]]) -> None:

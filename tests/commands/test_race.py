@@ -159,7 +159,7 @@ def test_a_race_that_ends_before_the_first_prompt_has_no_table(race: Run, monkey
 
 
 def test_a_model_that_computes_nonsense_is_an_error(race: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def not_finite(self: object, logits: object, *, position: int, num_generated: int) -> int:
+    def not_finite(self: object, logits: object, **how: object) -> int:
         raise FloatingPointError("the model's logits are not finite")
 
     monkeypatch.setattr("understudy.sampling.processors.Sampler.sample", not_finite)

@@ -159,6 +159,12 @@ def test_asking_that_does_not_pay_is_done_every_eighth_time() -> None:
     assert worth.asks("another kind")
 
 
+def test_kinds_that_nobody_learned_of_are_not_kept() -> None:
+    worth = Worth()
+    assert all(worth.asks(f"class {number}") for number in range(1000))
+    assert not worth._num_skipped
+
+
 def test_asking_that_pays_again_is_taken_up_again() -> None:
     worth = Worth()
     for _ in range(50):

@@ -51,7 +51,7 @@ def is_fair(chosen: list[tuple[int, ...]], offers: list[Offer], base: Load, cost
     reads = base.reads + sum(offer.context * len(nodes) for offer, nodes in zip(offers, chosen, strict=True))
     delay = cost.step_s(Load(rows, base.keys, reads)) / cost.step_s(base)
     words = [1 + sum(offer.survival[n] for n in nodes) for offer, nodes in zip(offers, chosen, strict=True)]
-    return delay <= (1 + MOST_DELAY) * min(words) * (1 + 1e-12)
+    return delay <= (min(words) + MOST_DELAY) * (1 + 1e-12)
 
 
 def base_of(offers: list[Offer]) -> Load:

@@ -15,9 +15,9 @@ from typing import Any
 from tests.engine import scripted
 from tests.engine.engines import MOST_STEPS, PAGE, Answer, FixedCost, new_engine, run_alone
 from tests.engine.scripted import Book
-from understudy.assembly import Target, with_draft
+from understudy.assembly import Target, built_in_drafters, with_draft
 from understudy.core.events import Cycle, Event, Preempted
-from understudy.core.request import Request, SamplingParams, Speculation
+from understudy.core.request import Grammar, Request, SamplingParams, Speculation
 from understudy.drafters.base import Drafter
 from understudy.drafters.lookahead import LookaheadDrafter
 from understudy.drafters.model import ModelDrafter
@@ -29,6 +29,15 @@ from understudy.runtime.runner import Runner
 LONGEST_PROMPT = 110
 FREE_TOKENS = 30
 """How far the book goes: beyond any answer, so that drafts run on past a stop."""
+_SCHEMA = """{"type": "object", "additionalProperties": false, "required": ["other", "index", "print"],
+ "properties": {"other": {"type": "string", "maxLength": 5}, "index": {"enum": [10, 11]}, "print": {"const": 0}}}"""
+GRAMMARS = (
+    Grammar("json_schema", _SCHEMA),
+    Grammar("regex", "the (cat|dog|other one) (and the (cat|dog) )*went there[.]"),
+    Grammar("regex", "[a-z ]+"),
+    Grammar("lark", 'start: "(" start ")" | /[0-9]{1,6}/ | "return a + b"'),
+)
+"""Texts of which most is forced, of which some is and that may have no end, and of which nothing is."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +48,7 @@ class Question:
     sampling: SamplingParams
     tenant: str
     answers: list[Answer]
+    prediction_ids: tuple[int, ...] = ()
 
     def request(self, request_id: str, speculation: Speculation | None = None) -> Request:
         """Ask it."""
@@ -48,6 +58,7 @@ class Question:
             sampling=self.sampling,
             speculation=speculation or Speculation(),
             tenant=self.tenant,
+            prediction_ids=self.prediction_ids,
         )
 
     @property
@@ -82,7 +93,18 @@ class Library:
         for choice, answer in enumerate(free):
             self.book.write(_seed(sampling), choice, [*prompt_ids, *answer.token_ids])
         sampling = self._with_end(sampling, self.rng.choice(free))
-        return Question(prompt_ids, sampling, self.rng.choice(("", "", "", "ann")), self._run(prompt_ids, sampling))
+        tenant = self.rng.choice(("", "", "", "ann"))
+        prediction_ids = self._prediction(self.rng.choice(free)) if self.rng.random() < 0.3 else ()
+        return Question(prompt_ids, sampling, tenant, self._run(prompt_ids, sampling), prediction_ids)
+
+    def _prediction(self, free: Answer) -> tuple[int, ...]:
+        """What the answer may be: with a token replaced, left out or put in here and there, or something else."""
+        if self.rng.random() < 0.2:
+            return tuple(self._any_token() for _ in range(20))
+        changed: list[int] = []
+        for token in free.token_ids:
+            changed += self.rng.choice(([token],) * 8 + ([self._any_token()], [], [token, self._any_token()]))
+        return tuple(changed)
 
     def _run(self, prompt_ids: tuple[int, ...], sampling: SamplingParams) -> list[Answer]:
         return run_alone(self._plain, Request(request_id="plain", prompt_ids=prompt_ids, sampling=sampling))
@@ -113,10 +135,12 @@ class Library:
             seed=rng.getrandbits(64),
             n=rng.choice((1, 1, 1, 2, 3)),
             logprobs=rng.choice((None, None, 0, 3)),
+            prompt_logprobs=rng.choice((None, None, None, None, 0, 2)),
+            grammar=rng.choice((None, None, None, rng.choice(GRAMMARS))),
         )
 
     def _without_end(self, sampling: SamplingParams) -> SamplingParams:
-        return replace(sampling, max_tokens=FREE_TOKENS, ignore_eos=True, logprobs=None)
+        return replace(sampling, max_tokens=FREE_TOKENS, ignore_eos=True, logprobs=None, prompt_logprobs=None)
 
     def _with_end(self, sampling: SamplingParams, free: Answer) -> SamplingParams:
         """Choose stop conditions that the free text runs into."""
@@ -168,6 +192,12 @@ class Tally:
     stop_strings: int = 0
     full_lengths: int = 0
     full_contexts: int = 0
+    forced: int = 0
+    """Accepted tokens that a grammar had forced."""
+    predicted: int = 0
+    """Accepted tokens that the caller had expected."""
+    scored: int = 0
+    """Answers that came with the log probabilities of their prompts."""
 
     def add(self, other: Tally) -> None:
         """Count another's cases as well."""
@@ -189,6 +219,8 @@ class Tally:
             self.accepted += verdict.num_accepted
             self.rejected += verdict.num_rejected
             self.off_line += path != list(range(len(path)))
+            self.forced += sum(verdict.draft.sources[node] == "forced" for node in path)
+            self.predicted += sum(verdict.draft.sources[node] == "prediction" for node in path)
             self.stops_inside += verdict.cut and bool(path) and path[-1] in verdict.draft.parents
             return verdict
 
@@ -202,6 +234,7 @@ class Tally:
         self.ends_of_text += answer.finish_reason == "stop" and answer.stop_reason is None
         self.stop_ids += isinstance(answer.stop_reason, int)
         self.stop_strings += isinstance(answer.stop_reason, str)
+        self.scored += bool(answer.prompt_logprobs)
 
     def empty(self) -> list[str]:
         """What never happened."""
@@ -261,6 +294,8 @@ def random_case(library: Library, questions: Sequence[Question], rng: random.Ran
     asked = rng.choices(growing, k=rng.randint(3, 6)) if is_crowd else _guests(pool, rng)
     needed = max(question.num_blocks for question in asked)
     drafters = rng.choice(DRAFTERS[:3] if rng.random() < 0.4 else DRAFTERS)(*script)
+    if rng.random() < 0.5:
+        drafters = [*built_in_drafters(), *drafters]
     if rng.random() < 0.1:
         drafters.append(_draft_model(library.target, num_blocks=rng.choice((2, 5, 64))))
     return Case(

@@ -76,6 +76,7 @@ class Answer:
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     error: str | None = None
@@ -83,6 +84,8 @@ class Answer:
     def extend(self, output: Output) -> None:
         """Take what a step added."""
         assert self.finish_reason is None, "an output after the last one"
+        assert not (self.token_ids and output.prompt_logprobs), "the prompt's come with the first word"
+        self.prompt_logprobs.extend(output.prompt_logprobs)
         self.token_ids.extend(output.token_ids)
         self.text += output.text
         self.logprobs.extend(output.logprobs)
@@ -91,7 +94,8 @@ class Answer:
     def begins(self, whole: Answer) -> bool:
         """Whether this could be cut out of the front of a whole answer."""
         count = len(self.token_ids)
-        return self.token_ids == whole.token_ids[:count] and self.logprobs == whole.logprobs[:count]
+        same_prompt = not count or self.prompt_logprobs == whole.prompt_logprobs
+        return same_prompt and self.token_ids == whole.token_ids[:count] and self.logprobs == whole.logprobs[:count]
 
 
 MOST_STEPS = 3000

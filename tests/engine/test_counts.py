@@ -7,12 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from tests.engine.engines import new_engine, run_alone, steps
+from tests.engine.engines import FixedCost, new_engine, run_alone, steps
 from tests.engine.scripted import Book, Right, Scripted
 from understudy.assembly import Target
+from understudy.control.classes import MOST_CLASSES
+from understudy.control.planning import Worth
 from understudy.core.draft import Draft
 from understudy.core.request import Request, SamplingParams, Speculation, SpeculationCounts
 from understudy.drafters.base import Budget, Context
+from understudy.drafters.ngram import NgramDrafter
 
 SAMPLING = SamplingParams(temperature=1.0, max_tokens=13, seed=3, ignore_eos=True)
 REQUEST = Request(
@@ -64,3 +67,28 @@ def test_what_a_stop_cuts_off_is_neither_reached_nor_matched(llama: Target, word
     assert counts.reached_by_position == [1] * place
     assert counts.matched_by_position == [1] * place
     assert sum(counts.matched_by_position) == counts.accepted == place
+
+
+def test_what_was_not_drafted_leaves_no_balance(llama: Target) -> None:
+    """Words cost what they cost plainly, whoever ends beside them and however long that one's text was."""
+    cost = FixedCost({1: 1.0, 1024: 2.0}, per_key_s=0.1, per_read_s=0.1)
+    engine = new_engine(llama, cost=cost)
+    long = replace(REQUEST, request_id="long", prompt_ids=(5, 6, 7) * 30, sampling=replace(SAMPLING, max_tokens=4))
+    sequences = [*engine.submit(REQUEST), *engine.submit(long)]
+    for _ in steps(engine):
+        pass
+    for sequence in sequences:
+        assert sequence.ledger.plain_s > 4.0
+        assert abs(sequence.ledger.spent_s - sequence.ledger.plain_s) < 0.5, "seconds that asking nobody took"
+
+
+def test_names_of_classes_make_no_more_kinds_of_steps_than_there_are_classes(
+    llama: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds: set[str] = set()
+    monkeypatch.setattr(Worth, "asks", lambda self, kind: kinds.add(kind) or True)
+    engine = new_engine(llama, drafters=[NgramDrafter()])
+    sampling = replace(SAMPLING, max_tokens=3)
+    for number in range(2 * MOST_CLASSES):
+        run_alone(engine, replace(REQUEST, sampling=sampling, speculation=Speculation(), workload_class=f"c{number}"))
+    assert 1 < len(kinds) <= MOST_CLASSES

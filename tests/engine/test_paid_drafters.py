@@ -14,6 +14,7 @@ from tests.engine import scripted
 from tests.engine.engines import FixedCost, new_engine, run_alone, steps
 from tests.engine.scripted import Book
 from understudy.assembly import Target
+from understudy.control.classes import MOST_CLASSES
 from understudy.control.cost import CostModel
 from understudy.core.draft import Draft
 from understudy.core.events import Cycle, Event, Fallback
@@ -365,7 +366,7 @@ def test_classes_without_end_take_no_memory_without_end(llama: Target) -> None:
     for number in range(50):
         request = Request(request_id="r", prompt_ids=PROMPT, sampling=sampling, workload_class=f"class {number}")
         run_alone(engine, request)
-    assert len(engine._drafting._scouting._yields) == 33
+    assert len(engine._drafting._scouting._yields) <= MOST_CLASSES
     assert engine._drafting._scouting._yields["other"] != 0.5, "those beyond are learned of together"
 
 

@@ -34,6 +34,7 @@ class Actor:
     num_preemptions: int = 0
     cached_tokens: int = 0
     finished_at: int | None = None
+    scores_prompt: bool = False
 
     @property
     def num_pending(self) -> int:

@@ -9,7 +9,8 @@ from rich.segment import Segment
 
 from tests.race.fakes import Clock, Step, finished_heat, heat_of, lane_of
 from understudy.race.lanes import Heat
-from understudy.race.screen import FAIRNESS, Scoreboard, drafter_styles, marked_text, sanitised, show_table
+from understudy.race.screen import FAIRNESS, Scoreboard, drafter_styles, marked_text, show_table
+from understudy.terminal import sanitised
 
 DRAFTERS = ("suffix", "ngram")
 SIZES = ((120, 40), (100, 10), (99, 30), (60, 20), (60, 12), (60, 8), (40, 24))

@@ -10,7 +10,7 @@ import pytest
 from tests.tiny_models import CHAT_TEMPLATE
 from understudy.errors import InvalidRequest
 from understudy.text import chat
-from understudy.text.chat import check_messages, render
+from understudy.text.chat import check_messages, render, uses_tools
 
 USER = [{"role": "user", "content": "Hi"}]
 TALK = [
@@ -229,3 +229,28 @@ def test_large_numbers_are_only_numbers() -> None:
 def test_a_long_conversation_is_not_a_runaway() -> None:
     messages = [{"role": "user", "content": "word " * 2000}, {"role": "assistant", "content": "word " * 2000}] * 50
     assert render(LIKE_MANY.replace("> 5", "> 500"), messages).count("word") == 200_000
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        (LIKE_MANY, True),
+        (CHAT_TEMPLATE, False),
+        ("{% if tools is defined and tools %}x{% endif %}", True),
+        ("{% set tools = [] %}{{ tools }}{{ 'tools' }}", False),
+        ("{% for tools", False),
+    ],
+)
+def test_use_of_tools_is_seen(template: str, expected: bool) -> None:
+    assert uses_tools(template) is expected
+
+
+def test_settings_reach_the_template() -> None:
+    assert render("{{ depth }} {{ deep.er }}", USER, settings={"depth": 3, "deep": {"er": "x"}}) == "3 x"
+
+
+@pytest.mark.parametrize("settings", [{"messages": []}, {"bos_token": "x"}, {"x": "y" * 20_000}, {"x": object()}])
+def test_settings_are_bounded(settings: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        render("{{ x }}", USER, settings=settings)
+    assert caught.value.parameter == "chat_template_kwargs"

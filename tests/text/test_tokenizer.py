@@ -107,6 +107,14 @@ def test_ids_beyond_the_vocabulary_add_nothing(tiny: Tokenizer, token_id: int) -
     assert tiny.token_bytes(token_id) == b""
 
 
+def test_ids_that_do_not_exist_are_not_remembered(tiny: Tokenizer) -> None:
+    """They come from outside, and there is no end of them."""
+    tiny.decode(range(tiny.vocab_size))
+    num_known = len(tiny._bytes)
+    assert tiny.decode(range(10**6, 10**6 + 500)) == ""
+    assert len(tiny._bytes) == num_known
+
+
 def test_every_byte_has_its_character() -> None:
     assert sorted(BYTE_OF_CHARACTER.values()) == list(range(256))
     assert BYTE_OF_CHARACTER["Ġ"] == 0x20

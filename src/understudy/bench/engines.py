@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from understudy.bench.prompts import Prompt, prompt_ids
-from understudy.bench.record import DEFAULT, PLAIN, ArmFacts, MemoryBytes
+from understudy.bench.record import DEFAULT, NONE, PLAIN, ArmFacts, MemoryBytes
 from understudy.bench.run import EngineArm, Listener
 from understudy.bench.workloads import Encode, Plan
 from understudy.config import EngineConfig, default_drafters
@@ -24,8 +24,8 @@ _DRAFT_TOKENS = 64
 
 
 def drafters_of(name: str, *, has_draft: bool = False) -> tuple[str, ...]:
-    """Take the name of an arm apart: `plain`, `default`, or drafters with a plus between."""
-    if name == PLAIN:
+    """Take the name of an arm apart: `plain` or `none`, `default`, or drafters with a plus between."""
+    if name in (PLAIN, NONE):
         return ()
     if name != DEFAULT:
         return tuple(name.split("+"))

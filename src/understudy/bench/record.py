@@ -25,6 +25,8 @@ from understudy.core.request import SpeculationCounts
 
 PLAIN = "plain"
 """The drafter of the baseline."""
+NONE = "none"
+"""The baseline once more, under a name of its own: how far two equal arms differ is what a run cannot tell apart."""
 DEFAULT = "default"
 """The drafter setting that a user gets without asking for another."""
 

@@ -136,9 +136,7 @@ def _staggered(questions: Sequence[Question], arrivals: Closed | Timed, number: 
         return tuple(questions)
     draw = random.Random(number)
     return tuple(
-        replace(question, max_tokens=draw.randint(1, question.max_tokens))
-        if place < arrivals.concurrency
-        else question
+        replace(question, max_tokens=draw.randint(1, question.max_tokens)) if place < arrivals.concurrency else question
         for place, question in enumerate(questions)
     )
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from understudy.commands.api_key import key_from
 from understudy.commands.bench_arguments import Settings, add_arguments, read_settings
 from understudy.commands.model_arguments import load
 from understudy.commands.result import DIFFERENT, INTERRUPTED, make_console, write_json
@@ -123,10 +123,11 @@ def _on_engine(settings: Settings, prompts: Sequence[Prompt], trace: Sequence[Tr
 def _on_server(settings: Settings, prompts: Sequence[Prompt], trace: Sequence[TraceLine]) -> _Run:
     """Find the server, and what it is compared with."""
     from understudy.bench.record import DEFAULT, PLAIN, ArmFacts
-    from understudy.bench.remote import Endpoint, RemoteArm, find_model
+    from understudy.bench.remote import RemoteArm
+    from understudy.client import Endpoint, find_model
 
     assert settings.url is not None
-    key = os.environ[settings.api_key_env] if settings.api_key_env is not None else None
+    key = key_from(settings.api_key_env)
     endpoints = {DEFAULT: Endpoint(settings.url, key)}
     if settings.plain_by_field:
         endpoints = {PLAIN: Endpoint(settings.url, key, {"speculation": {"enabled": False}}), **endpoints}

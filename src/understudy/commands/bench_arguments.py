@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from understudy.commands.api_key import key_from
 from understudy.commands.model_arguments import add_model_arguments, check_drafted, check_models, chosen_weights
 from understudy.commands.result import check_writable
 from understudy.config import DRAFTERS, EngineConfig
@@ -122,7 +122,7 @@ def _add_work(add: Callable[..., Any]) -> None:
 def _add_arms(parser: argparse.ArgumentParser) -> None:
     add = add_model_arguments(parser, positional=True).add_argument
     add("--model", dest="model_name", metavar="M", help="the same as MODEL; with --url the name of the model there")
-    names = ", ".join(("default", *DRAFTERS))
+    names = ", ".join(("default", *DRAFTERS, "none (plain again, to see what chance does)"))
     add(
         "--drafter",
         action="append",
@@ -207,15 +207,7 @@ def _check_combinations(arguments: argparse.Namespace) -> None:
     check_models(arguments)
     if arguments.baseline_url is not None and arguments.plain_by_field:
         raise ConfigError("--baseline-url and --plain-by-field contradict each other.", "Give one of the two.")
-    if arguments.api_key_env is not None:
-        key = os.environ.get(arguments.api_key_env)
-        if not key:
-            raise ConfigError(f"The environment variable {arguments.api_key_env} is not set.", "Set it to the key.")
-        if not (key.isascii() and key.isprintable()):  # it could not be sent, and the error would show it
-            raise ConfigError(
-                f"The environment variable {arguments.api_key_env} holds a character that no key has.",
-                "Set it to the key alone, without a line feed.",
-            )
+    key_from(arguments.api_key_env)
 
 
 def _check_arrivals(arguments: argparse.Namespace) -> None:
@@ -234,7 +226,7 @@ def _check_arrivals(arguments: argparse.Namespace) -> None:
 
 def _drafters(names: list[str], draft: str | None) -> tuple[str, ...]:
     for name in names:
-        if name != "default":
+        if name not in ("default", "none"):
             check_drafted(EngineConfig(drafters=tuple(name.split("+"))).drafters, draft, option=f"--drafter {name}")
     if draft is not None and not any(name == "default" or "model" in name.split("+") for name in names):
         raise ConfigError("--draft names a model, but no --drafter uses it.", "Name 'model' in one of them.")

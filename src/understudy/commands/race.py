@@ -172,7 +172,8 @@ def run(outcome: Outcome, questions: Sequence[Question], *, screen: Console, err
 
 def show(outcome: Outcome, num_questions: int, console: Console) -> None:
     """Print the table, and whatever else has to be said."""
-    from understudy.race.screen import sanitised, show_table
+    from understudy.race.screen import show_table
+    from understudy.terminal import sanitised
 
     def say(text: str) -> None:
         console.print(sanitised(text, console.encoding), markup=False, soft_wrap=True)

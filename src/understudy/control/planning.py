@@ -17,6 +17,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from understudy.control.classes import ClassNames
 from understudy.control.cost import CostModel, Load
 from understudy.control.policy import LEAST_GAIN
 
@@ -32,7 +33,6 @@ _MOST_KINDS = 256
 _NET_WEIGHT = 0.1
 _LEAST_LOSS = 0.005
 """Less than this share of a step is not worth resting for."""
-_MOST_CLASSES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ class Worth:
     def asks(self, kind: str) -> bool:
         """Whether to ask in a step of this kind."""
         if self._net.get(kind, 0.0) >= -_LEAST_LOSS or self._num_skipped.get(kind, 0) >= _MOST_SKIPPED:
-            self._num_skipped[kind] = 0
+            self._num_skipped.pop(kind, None)  # kinds come from outside: only those that are known are kept
             return True
         self._num_skipped[kind] = self._num_skipped.get(kind, 0) + 1
         return False
@@ -186,16 +186,17 @@ class AnswerLengths:
 
     def __init__(self) -> None:
         self._mean: dict[str, float] = {}
+        self._classes = ClassNames()
 
     def observe(self, workload_class: str, num_tokens: int) -> None:
         """Count a finished answer."""
-        if workload_class in self._mean or len(self._mean) < _MOST_CLASSES:
-            mean = self._mean.get(workload_class, float(num_tokens))
-            self._mean[workload_class] = mean + _LENGTH_WEIGHT * (num_tokens - mean)
+        known = self._classes.known(workload_class)
+        mean = self._mean.get(known, float(num_tokens))
+        self._mean[known] = mean + _LENGTH_WEIGHT * (num_tokens - mean)
 
     def num_left(self, workload_class: str, *, num_generated: int, num_allowed: int) -> float:
         """Words that an answer is still expected to say. One that is long already is expected to go on for a while."""
-        mean = self._mean.get(workload_class)
+        mean = self._mean.get(self._classes.known(workload_class))
         if mean is None:
             return float(num_allowed)
         return min(float(num_allowed), max(mean - num_generated, mean / 4.0))

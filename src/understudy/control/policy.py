@@ -5,7 +5,7 @@ Nodes of all requests are taken in order of survival, and the number of them tha
 bought. Where a row is dear, a guess poor, the batch large or the context long, that number is zero by itself.
 
 All texts of a pass wait for all of its rows. So the number is also one at which nobody waits longer for words than
-plainly: a text that gains nothing by the step may not pay for those that do.
+plainly, but for the room that its ledger leaves: a text that gains nothing by the step may not pay for those that do.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ LEAST_GAIN = 1.02
 
 
 MOST_DELAY = 0.03
-"""Share of a plain step by which nobody's words may be expected to come later: a row that one text gains by is paid
-for by all texts of the step."""
+"""Share of a plain step by which nobody's words may be expected to come later where no ledger says better."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +31,8 @@ class Offer:
     context: int
     survival: Sequence[float]
     """By node, parents before children, never larger than the parent's."""
+    room_s: float | None = None
+    """How much longer this text may wait for its words than plainly; None where no ledger is kept: see MOST_DELAY."""
     forced: bool = False
     """Buy everything whatever it costs: for proofs, not for users."""
 
@@ -75,12 +76,15 @@ def choose(
     rows = base.rows + num_forced
     reads = base.reads + sum(offer.context * len(line) for offer, line in zip(offers, nodes, strict=True))
     plain_s = spent_s + cost.step_s(Load(rows, base.keys, reads))
+    rooms = [MOST_DELAY * plain_s if offer.room_s is None else offer.room_s for offer in offers]
     best_count, best_speed, plain_speed = 0, tokens / plain_s, tokens / plain_s
     for count, (negative, index, _, context) in enumerate(ranked[: max(0, max_rows - num_forced)], start=1):
         tokens, rows, reads = tokens - negative, rows + 1, reads + context
         words[index] -= negative
         seconds = spent_s + cost.step_s(Load(rows, base.keys, reads))
-        is_fair = seconds <= plain_s * (1.0 + MOST_DELAY) * min(least, *words)
+        is_fair = seconds <= plain_s * (1.0 + MOST_DELAY) * least and all(
+            seconds <= plain_s * said + room for said, room in zip(words, rooms, strict=True)
+        )
         if is_fair and tokens / seconds > best_speed:
             best_count, best_speed = count, tokens / seconds
     if best_speed < LEAST_GAIN * plain_speed:

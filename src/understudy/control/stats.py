@@ -12,11 +12,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from understudy.control.classes import ClassNames
 from understudy.core.draft import ROOT, Draft
 
 _BANDS = 10
-_MOST_CLASSES = 32
-"""Classes with statistics of their own; the rest are counted together."""
 _MOST_POSITIONS = 16
 """Positions of a draft that are told apart; deeper ones count as the last."""
 _MEMORY = 0.99
@@ -57,11 +56,11 @@ class AcceptanceStats:
     def __init__(self) -> None:
         self._bands: dict[Key, _Band] = {}
         self._positions: dict[Key, _Band] = {}
-        self._classes: set[str] = set()
+        self._classes = ClassNames()
 
     def calibrated(self, workload_class: str, draft: Draft, *, temperature: float = 0.0) -> Draft:
         """The draft with each node's stated confidence replaced by the acceptance that was measured for it."""
-        group = self._known(workload_class), _temperature_band(temperature)
+        group = self._classes.known(workload_class), _temperature_band(temperature)
         learned = []
         for stated, source in zip(draft.confidence, draft.sources, strict=True):
             confidence = min(1.0, max(0.0, stated))
@@ -75,14 +74,14 @@ class AcceptanceStats:
 
     def acceptance_at(self, workload_class: str, source: str, position: int, *, temperature: float = 0.0) -> float:
         """How often a drafter's token at a position (1 is the first) is right, given that those before it were."""
-        group = self._known(workload_class), _temperature_band(temperature)
+        group = self._classes.known(workload_class), _temperature_band(temperature)
         position = min(position, _MOST_POSITIONS)
         prior = _PRIOR_TRUST if position == 1 else self._positions.get((*group, source, 1), _UNKNOWN).rate(_PRIOR_TRUST)
         return self._positions.get((*group, source, position), _UNKNOWN).rate(prior)
 
     def observe(self, workload_class: str, draft: Draft, words: Sequence[int], *, temperature: float = 0.0) -> None:
         """Score one drafter's whole proposal against the words that were emitted after it."""
-        group = self._known(workload_class), _temperature_band(temperature)
+        group = self._classes.known(workload_class), _temperature_band(temperature)
         at = ROOT
         for position, word in enumerate(words, start=1):
             matched = None
@@ -101,13 +100,6 @@ class AcceptanceStats:
             if matched is None:
                 return
             at = matched
-
-    def _known(self, workload_class: str) -> str:
-        if workload_class not in self._classes:
-            if len(self._classes) >= _MOST_CLASSES:
-                return "other"
-            self._classes.add(workload_class)
-        return workload_class
 
 
 def survival_of(draft: Draft) -> list[float]:

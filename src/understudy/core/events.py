@@ -6,6 +6,8 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from understudy.core.request import Facts, FinishReason
+
 
 @dataclass(frozen=True, slots=True)
 class Fallback:
@@ -40,6 +42,8 @@ class Cycle:
     sample_s: float
     total_s: float
     reason: str
+    num_rows: int
+    """Of all kinds: those named above, and one for the last word of each sequence that spoke."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +54,17 @@ class Preempted:
     choice: int
 
 
-Event = Fallback | Notice | Cycle | Preempted
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A choice of a request ended, whether anybody was still reading it or not."""
+
+    request_id: str
+    choice: int
+    finish_reason: FinishReason
+    facts: Facts
+
+
+Event = Fallback | Notice | Cycle | Preempted | Ended
 EventSink = Callable[[Event], None]
 
 

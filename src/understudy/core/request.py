@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Literal
@@ -11,6 +11,8 @@ from typing import Literal
 from understudy.errors import InvalidRequest
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+GrammarKind = Literal["json_schema", "regex", "lark"]
+GRAMMAR_KINDS = ("json_schema", "regex", "lark")
 MAX_SEED = 2**64 - 1
 
 
@@ -38,6 +40,24 @@ def _flag(name: str, value: object) -> None:
         raise InvalidRequest(f"{name} must be true or false.", parameter=name)
 
 
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an answer must look like: every word is drawn from those that can still become it.
+
+    The text ends (`stop`) where nothing can follow. The minimum length gives way to it, and so does `ignore_eos`.
+    """
+
+    kind: GrammarKind
+    text: str
+    """A JSON schema, a regular expression, or a grammar in llguidance's dialect of Lark."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in GRAMMAR_KINDS:
+            raise InvalidRequest(f"There is no grammar of kind {self.kind!r}.", parameter="response_format")
+        if not isinstance(self.text, str) or not self.text:
+            raise InvalidRequest("A grammar must be a text that is not empty.", parameter="response_format")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How the target's words are drawn. The defaults are OpenAI's."""
@@ -58,11 +78,17 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    """An end of text is a token like others; not under a grammar, which says where a text ends."""
     seed: int | None = None
     """None: one is drawn and returned, so that any answer can be replayed."""
     n: int = 1
     logprobs: int | None = None
     """How many alternatives to report beside each token; None reports nothing."""
+    prompt_logprobs: int | None = None
+    """The same for the prompt's own tokens, all but the first. The whole prompt is computed then, cached or not.
+
+    They come with choice 0 alone: the prompt is the same for all."""
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         _number("temperature", self.temperature, low=0.0, high=100.0)
@@ -77,8 +103,9 @@ class SamplingParams:
         _whole("n", self.n, low=1, high=128)
         if self.seed is not None:
             _whole("seed", self.seed, low=0, high=MAX_SEED)
-        if self.logprobs is not None:
-            _whole("logprobs", self.logprobs, low=0, high=100)
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                _whole(name, getattr(self, name), low=0, high=100)
         self._check_tokens_and_stops()
 
     def _check_tokens_and_stops(self) -> None:
@@ -126,13 +153,20 @@ class Request:
     tenant: str = ""
     """Cached prefixes and learned drafts are never shared between tenants."""
     workload_class: str = "other"
+    prediction_ids: tuple[int, ...] = ()
+    """What the caller expects the answer to be: a draft that costs nothing."""
+    priority: int = 0
+    """Who waits is served in this order, the lowest number first; equals in order of arrival."""
 
     def __post_init__(self) -> None:
         for name in ("request_id", "tenant", "workload_class"):
             if not isinstance(getattr(self, name), str):
                 raise InvalidRequest(f"{name} must be a text.", parameter=name)
-        if not isinstance(self.prompt_ids, tuple) or not all(type(token) is int for token in self.prompt_ids):
-            raise InvalidRequest("prompt_ids must be a tuple of whole numbers.", parameter="prompt")
+        for name, parameter in (("prompt_ids", "prompt"), ("prediction_ids", "prediction")):
+            value = getattr(self, name)
+            if not isinstance(value, tuple) or not all(type(token) is int for token in value):
+                raise InvalidRequest(f"{name} must be a tuple of whole numbers.", parameter=parameter)
+        _whole("priority", self.priority, low=-(2**31), high=2**31 - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +177,89 @@ class TokenLogprob:
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
     """The most likely ids with their log probabilities, best first, the lower id on a tie."""
+
+
+@dataclass(slots=True)
+class SpeculationCounts:
+    """What speculation did for one choice. Acceptance counts positions; cost counts rows."""
+
+    cycles: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    rejected: int = 0
+    rows: int = 0
+    reached_by_position: list[int] = field(default_factory=list)
+    """Walks that came to each drafted position: all before it matched, and no stop or maximum cut it off."""
+    matched_by_position: list[int] = field(default_factory=list)
+    """Of those, the ones whose word at that position was drafted; they sum up to `accepted`."""
+    drafts: int = 0
+    """Cycles that verified a draft."""
+    accepted_histogram: list[int] = field(default_factory=list)
+    """Of those cycles, how many accepted none, one, two, ... drafted tokens."""
+    proposed: dict[str, int] = field(default_factory=dict)
+    """Tokens that each drafter proposed, verified or not."""
+    rows_by_drafter: dict[str, int] = field(default_factory=dict)
+    """Tokens of each drafter that were verified: they sum up to `rows`."""
+    accepted_by_drafter: dict[str, int] = field(default_factory=dict)
+    """Of those, the ones that the target said: they sum up to `accepted`."""
+
+    def add_walk(self, matches: Iterable[bool]) -> None:
+        """Count the drafted positions that one walk came to: whether each held the target's word."""
+        for position, matched in enumerate(matches):
+            if position == len(self.reached_by_position):
+                self.reached_by_position.append(0)
+                self.matched_by_position.append(0)
+            self.reached_by_position[position] += 1
+            self.matched_by_position[position] += matched
+
+    def add_draft(self, sources: Sequence[str], path: Sequence[int]) -> None:
+        """Count a draft that was verified: who had proposed its nodes, and which of these were accepted."""
+        if not sources:
+            return
+        self.drafts += 1
+        self.accepted_histogram = _sums(self.accepted_histogram, [*[0] * len(path), 1])
+        for source in sources:
+            self.rows_by_drafter[source] = self.rows_by_drafter.get(source, 0) + 1
+        for node in path:
+            self.accepted_by_drafter[sources[node]] = self.accepted_by_drafter.get(sources[node], 0) + 1
+
+    def add(self, other: SpeculationCounts) -> None:
+        """Count another one's cycles as well."""
+        self.reached_by_position = _sums(self.reached_by_position, other.reached_by_position)
+        self.matched_by_position = _sums(self.matched_by_position, other.matched_by_position)
+        self.accepted_histogram = _sums(self.accepted_histogram, other.accepted_histogram)
+        self.drafts += other.drafts
+        self.cycles += other.cycles
+        self.drafted += other.drafted
+        self.accepted += other.accepted
+        self.rejected += other.rejected
+        self.rows += other.rows
+        for mine, theirs in (
+            (self.proposed, other.proposed),
+            (self.rows_by_drafter, other.rows_by_drafter),
+            (self.accepted_by_drafter, other.accepted_by_drafter),
+        ):
+            for name, count in theirs.items():
+                mine[name] = mine.get(name, 0) + count
+
+
+def _sums(first: list[int], second: list[int]) -> list[int]:
+    return [a + b for a, b in zip_longest(first, second, fillvalue=0)]
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What one choice came to, told with its last output."""
+
+    workload_class: str
+    num_tokens: int
+    """Said in all."""
+    seed: int
+    """Repeats the answer."""
+    cached_tokens: int
+    """Prompt tokens that were found in the prefix cache."""
+    num_preemptions: int
+    counts: SpeculationCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,48 +278,10 @@ class Output:
     error: str | None = None
     sources: tuple[str, ...] = ()
     """For each token the drafter that had foreseen it; empty for a token that only the target said."""
-
-
-@dataclass(slots=True)
-class SpeculationCounts:
-    """What speculation did for one choice. Acceptance counts positions; cost counts rows."""
-
-    cycles: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    rejected: int = 0
-    rows: int = 0
-    reached_by_position: list[int] = field(default_factory=list)
-    """Walks that came to each drafted position: all before it matched, and no stop or maximum cut it off."""
-    matched_by_position: list[int] = field(default_factory=list)
-    """Of those, the ones whose word at that position was drafted; they sum up to `accepted`."""
-    proposed: dict[str, int] = field(default_factory=dict)
-    """Tokens that each drafter proposed, verified or not."""
-
-    def add_walk(self, matches: Iterable[bool]) -> None:
-        """Count the drafted positions that one walk came to: whether each held the target's word."""
-        for position, matched in enumerate(matches):
-            if position == len(self.reached_by_position):
-                self.reached_by_position.append(0)
-                self.matched_by_position.append(0)
-            self.reached_by_position[position] += 1
-            self.matched_by_position[position] += matched
-
-    def add(self, other: SpeculationCounts) -> None:
-        """Count another one's cycles as well."""
-        self.reached_by_position = _sums(self.reached_by_position, other.reached_by_position)
-        self.matched_by_position = _sums(self.matched_by_position, other.matched_by_position)
-        self.cycles += other.cycles
-        self.drafted += other.drafted
-        self.accepted += other.accepted
-        self.rejected += other.rejected
-        self.rows += other.rows
-        for name, count in other.proposed.items():
-            self.proposed[name] = self.proposed.get(name, 0) + count
-
-
-def _sums(first: list[int], second: list[int]) -> list[int]:
-    return [a + b for a, b in zip_longest(first, second, fillvalue=0)]
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    """Of the prompt's tokens from the second on, with the first word of choice 0, if they were asked for."""
+    facts: Facts | None = None
+    """With the last output of a choice, whatever ended it."""
 
 
 @dataclass(slots=True)

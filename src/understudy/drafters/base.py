@@ -25,6 +25,10 @@ class Context:
     noise: NoiseKey
     sampling: SamplingParams = field(default_factory=SamplingParams)
     """How the target's words are drawn: a drafter that draws as it does guesses along with the dice."""
+    prediction_ids: tuple[int, ...] = ()
+    """What the caller expects the answer to be."""
+    forced_tokens: Callable[[], list[int]] | None = None
+    """Asks the grammar, if there is one, which tokens must come next."""
 
 
 def _always(draft: Draft) -> bool:
@@ -54,6 +58,16 @@ class Drafter(Protocol):
 
     def stop(self, context: Context, *, finished: bool) -> None:
         """Forget a sequence. `finished`: its answer is whole and may be learned from (not aborted, no error)."""
+
+
+class RareDrafter(Drafter, Protocol):
+    """A drafter that has something to say for few sequences. It is not asked, nor told, of the others."""
+
+    is_certain: ClassVar[bool]
+    """Whether its proposals are facts: they are believed as stated, and not by how often they came true."""
+
+    def concerns(self, context: Context) -> bool:
+        """Whether it could ever say anything; true or false for all of the sequence's life."""
 
 
 class PricedDrafter(Drafter, Protocol):

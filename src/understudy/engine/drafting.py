@@ -1,6 +1,7 @@
 """The drafters of an engine: asked, merged, bought by the policy, and never trusted.
 
 free drafters      are asked for every sequence in every step
+rare drafters      (forced, prediction) are asked for the few sequences that concern them
 priced drafters    (a draft model) are asked where the plan expects that to pay for their time
 scouting drafters  (lookahead) may have rows of their own in the target's pass, where those pay
 
@@ -17,27 +18,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar, cast
 
+from understudy.control.classes import ClassNames
 from understudy.control.cost import CostModel, Load
-from understudy.control.planning import (
-    MOST_DEPTH,
-    MOST_READ_ROWS,
-    Allowance,
-    AnswerLengths,
-    Plan,
-    Prospect,
-    Worth,
-    asking_s,
-    plan,
-)
-from understudy.control.policy import Offer, choose
+from understudy.control.planning import Allowance, AnswerLengths, Worth
+from understudy.control.policy import Decision, Offer, choose
 from understudy.control.stats import AcceptanceStats, survival_of
-from understudy.core.draft import EMPTY, Draft, is_tree, is_well_typed, merge
+from understudy.core.draft import EMPTY, ROOT, Draft, is_tree, is_well_typed, merge
 from understudy.core.events import EventSink, Fallback
-from understudy.drafters.base import Budget, Context, Drafter, PricedDrafter
+from understudy.core.switches import ALL_ON, Switches
+from understudy.drafters.base import Budget, Context, Drafter, PricedDrafter, RareDrafter
+from understudy.engine.pricing import Pricing
 from understudy.engine.scouting import Scouting
 from understudy.engine.sequence import Sequence
 
@@ -63,18 +57,6 @@ class Proposal:
     """Rows that a drafter learns from. They are no draft: whatever they say, they are forgotten after the pass."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Probe:
-    """A long text that is read to learn how good its drafts are: paid for once, read in several cycles."""
-
-    sequence_id: int
-    num_unread: int
-
-    def goes_on(self, sequence: Sequence, prospect: Prospect) -> bool:
-        """Whether this is the text, and what was paid for has brought it forward."""
-        return sequence.sequence_id == self.sequence_id and prospect.num_unread < self.num_unread
-
-
 class Drafting:
     """Asks every drafter, and buys what pays."""
 
@@ -85,13 +67,19 @@ class Drafting:
         self._cost = cost
         self._vocab_size = vocab_size
         self._emit = emit
-        self._allowance = Allowance()
         self._lengths = AnswerLengths()
         self._worth = Worth()
+        self._classes = ClassNames()
         self._all_free = not any(hasattr(drafter, "cost") or hasattr(drafter, "scout") for drafter in drafters)
-        self._probes: dict[str, _Probe] = {}  # by drafter
-        self._scouting = Scouting(self._drafters, cost, self._allowance, self._guard, vocab_size=vocab_size)
+        self._rare = {drafter.name: cast(RareDrafter, drafter) for drafter in drafters if hasattr(drafter, "concerns")}
+        self._concerned: dict[int, frozenset[str]] = {}  # by sequence id, where there are any: rare drafters
+        self._certain = frozenset(name for name, drafter in self._rare.items() if drafter.is_certain)
+        allowance = Allowance()
+        self._scouting = Scouting(self._drafters, cost, allowance, self._guard, vocab_size=vocab_size)
         self.stats = AcceptanceStats()
+        self._pricing = Pricing(cost, self.stats, allowance, self._lengths, calibrated=self._calibrated)
+        self.switches = ALL_ON
+        """May be replaced between two steps; the next one obeys."""
 
     @property
     def names(self) -> list[str]:
@@ -100,10 +88,14 @@ class Drafting:
 
     def start(self, sequence: Sequence) -> None:
         """Introduce a sequence to every drafter, unless it forbids drafts: off costs nothing."""
-        budget = _budget(sequence)
-        if budget.max_depth <= 0 or budget.max_rows <= 0:
+        concerned = [
+            name for name, rare in self._rare.items() if self._guard(rare, partial(rare.concerns, sequence.context))
+        ]
+        if concerned:
+            self._concerned[sequence.sequence_id] = frozenset(concerned)
+        if not _reaches(_budget(sequence, self.switches)):
             return
-        for drafter in list(self._drafters):
+        for drafter in [drafter for drafter in self._drafters if self._concerns(drafter.name, sequence)]:
             self._guard(drafter, partial(drafter.start, sequence.context))
 
     def stop(self, sequence: Sequence) -> None:
@@ -111,8 +103,9 @@ class Drafting:
         finished = sequence.finish_reason in ("stop", "length")
         if finished:
             self._lengths.observe(sequence.request.workload_class, sequence.num_generated)
-        for drafter in list(self._drafters):
+        for drafter in [drafter for drafter in self._drafters if self._concerns(drafter.name, sequence)]:
             self._guard(drafter, partial(drafter.stop, sequence.context, finished=finished))
+        self._concerned.pop(sequence.sequence_id, None)
 
     def propose(
         self, sequences: Items[Sequence], base: Load, *, max_rows: int, num_emitting: int
@@ -122,36 +115,88 @@ class Drafting:
             return [Proposal()] * len(sequences), "no drafter" if not self._drafters else "no row is left"
         if not sequences:
             return [], "nothing is drafted beside a prompt"
-        budgets = [_budget(sequence, len(sequences)) for sequence in sequences]
-        asked = [index for index, budget in enumerate(budgets) if budget.max_rows > 0 and budget.max_depth > 0]
-        if not asked:
-            return [Proposal()] * len(sequences), "speculation is off for every sequence of this step"
-        kind = sequences[0].request.workload_class if len(sequences) == 1 else f"{len(sequences)} sequences"
+        budgets = [_budget(sequence, self.switches, len(sequences)) for sequence in sequences]
+        kind = self._kind(sequences)
+        reason = self._reason_not_to_ask(sequences, budgets, kind)
+        if reason:
+            return [Proposal()] * len(sequences), reason
+        started = time.perf_counter()
+        drafts, reading_s = self._ask_all(sequences, budgets, base, num_emitting)
+        trees = [self._merged(*item) for item in zip(sequences, drafts, budgets, strict=True)]
+        spent_s = time.perf_counter() - started - reading_s  # what is read once serves many cycles
+        decision = self._buy(sequences, trees, base, max_rows=max_rows, num_emitting=num_emitting, spent_s=spent_s)
+        self._worth.observe(kind, saved=1.0 - 1.0 / decision.gain, spent=spent_s / self._cost.step_s(base))
+        bought = [tree.keep(nodes) for tree, nodes in zip(trees, decision.nodes, strict=True)]
+        scouts = self._scouting.choose(
+            sequences, bought, base, switches=self.switches, max_rows=max_rows, num_emitting=num_emitting
+        )
+        return [Proposal(tuple(drafts[i]), bought[i], scouts[i]) for i in range(len(sequences))], decision.reason
+
+    def _reason_not_to_ask(self, sequences: Items[Sequence], budgets: Items[Budget], kind: str) -> str:
+        """Why no drafter is asked in this step; empty if they are."""
+        if not any(map(_reaches, budgets)):
+            return "speculation is off for every sequence of this step"
         may_rest = self._all_free and not any(sequence.request.speculation.forced for sequence in sequences)
         if may_rest and not self._worth.asks(kind):
-            return [Proposal()] * len(sequences), "asking does not pay for its time at present"
-        started = time.perf_counter()
-        reading_s = 0.0
+            return "asking does not pay for its time at present"
+        return ""
+
+    def _kind(self, sequences: Items[Sequence]) -> str:
+        """The kind of a step, by which it is learned whether asking pays: that differs where rare drafters speak."""
+        count = len(sequences)
+        kind = f"{count} sequences" if count > 1 else self._classes.known(sequences[0].request.workload_class)
+        has_rare = self._concerned and any(sequence.sequence_id in self._concerned for sequence in sequences)
+        return f"{kind}, with a grammar or a prediction" if has_rare else kind
+
+    def _ask_all(
+        self, sequences: Items[Sequence], budgets: Items[Budget], base: Load, num_emitting: int
+    ) -> tuple[list[list[Draft]], float]:
+        """What each drafter proposes for each sequence, and the seconds that went into reading."""
+        asked = [index for index, budget in enumerate(budgets) if _reaches(budget)]
         drafts: list[list[Draft]] = [[] for _ in sequences]
-        for drafter in list(self._drafters):
+        reading_s = 0.0
+        for drafter in [drafter for drafter in self._drafters if self.switches.allows(drafter.name)]:
+            if drafter.name in self._rare and not self._concerned:
+                continue
             allowed = [i for i in asked if sequences[i].request.speculation.drafter in (None, drafter.name)]
+            if drafter.name in self._rare:
+                allowed = [i for i in allowed if self._concerns(drafter.name, sequences[i])]
+            if not allowed:
+                continue
             asked_at = time.perf_counter()
             found = self._ask(drafter, [sequences[i] for i in allowed], [budgets[i] for i in allowed],
                               [drafts[i] for i in allowed], base, num_emitting)  # fmt: skip
             reading_s += _reading_s(drafter, found, time.perf_counter() - asked_at, base)
             for index, draft in zip(allowed, found, strict=False):
                 drafts[index].append(draft)
-        trees = [self._merged(*item) for item in zip(sequences, drafts, budgets, strict=True)]
+        return drafts, reading_s
+
+    def _concerns(self, name: str, sequence: Sequence) -> bool:
+        """Whether a drafter could have something to say for a sequence."""
+        return name not in self._rare or name in self._concerned.get(sequence.sequence_id, ())
+
+    def _buy(
+        self,
+        sequences: Items[Sequence],
+        trees: Items[Draft],
+        base: Load,
+        *,
+        max_rows: int,
+        num_emitting: int,
+        spent_s: float,
+    ) -> Decision:
+        """Choose the rows that pay."""
+        plain_s = self._cost.step_s(base)
         offers = [
-            Offer(context=len(s.tokens), survival=survival_of(tree), forced=s.request.speculation.forced)
+            Offer(
+                context=len(s.tokens),
+                survival=survival_of(tree),
+                room_s=s.ledger.room_s(plain_s),
+                forced=s.request.speculation.forced,
+            )
             for s, tree in zip(sequences, trees, strict=True)
         ]
-        spent_s = time.perf_counter() - started - reading_s  # what is read once serves many cycles
-        decision = choose(offers, base, self._cost, max_rows=max_rows, num_emitting=num_emitting, spent_s=spent_s)
-        self._worth.observe(kind, saved=1.0 - 1.0 / decision.gain, spent=spent_s / self._cost.step_s(base))
-        bought = [tree.keep(nodes) for tree, nodes in zip(trees, decision.nodes, strict=True)]
-        scouts = self._scouting.choose(sequences, bought, base, max_rows=max_rows, num_emitting=num_emitting)
-        return [Proposal(tuple(drafts[i]), bought[i], scouts[i]) for i in range(len(sequences))], decision.reason
+        return choose(offers, base, self._cost, max_rows=max_rows, num_emitting=num_emitting, spent_s=spent_s)
 
     def observe(self, sequence: Sequence, proposal: Proposal, words: Items[int]) -> None:
         """Learn from what the target said where something had been proposed."""
@@ -176,15 +221,13 @@ class Drafting:
         num_emitting: int,
     ) -> list[Draft]:
         """One drafter's drafts for the sequences that allow it; none at all if it failed or was not worth asking."""
-        if not sequences:
-            return []
         asked = list(range(len(sequences)))
         cost: CostModel | None = getattr(drafter, "cost", None)
         if cost is not None:
             priced = cast(PricedDrafter, drafter)
             planned = self._guard(
-                drafter, partial(self._plan, priced, sequences, budgets, before, base, num_emitting)
-            )  # fmt: skip
+                drafter, partial(self._pricing.plan, priced, sequences, budgets, before, base, num_emitting)
+            )
             asked, budgets = planned or ([], budgets)
         if not asked:
             return []
@@ -193,88 +236,18 @@ class Drafting:
         )
         if answer is None:
             return []
-        self._failures[drafter.name] = (
-            0  # only a good proposal makes up for failures: a start that does nothing does not
-        )
+        # only a good proposal makes up for failures: a start that does nothing does not
+        self._failures[drafter.name] = 0
         drafts = [EMPTY] * len(sequences)
         for index, draft in zip(asked, answer, strict=True):
             drafts[index] = self._clipped(draft, budgets[index])
         return drafts
 
-    def _plan(
-        self,
-        drafter: PricedDrafter,
-        sequences: Items[Sequence],
-        budgets: Items[Budget],
-        before: Items[Items[Draft]],
-        base: Load,
-        num_emitting: int,
-    ) -> tuple[list[int], list[Budget]]:
-        """Whom to ask a drafter that costs time, and until when it is worth going on."""
-        prospects = [self._prospect(drafter, *item) for item in zip(sequences, budgets, before, strict=True)]
-        chosen = plan(prospects, base, target=self._cost, drafter=drafter.cost, num_emitting=num_emitting)
-        asked = set(chosen.asked)
-        if not asked:
-            asked = self._probe(drafter, sequences, prospects, base)
-        forced = {index for index, s in enumerate(sequences) if s.request.speculation.forced}
-        limited = [
-            budget if index in forced else self._limited(drafter, sequence, budget, chosen)
-            for index, (sequence, budget) in enumerate(zip(sequences, budgets, strict=True))
-        ]
-        return sorted(asked | forced), limited
-
-    def _probe(
-        self, drafter: PricedDrafter, sequences: Items[Sequence], prospects: Items[Prospect], base: Load
-    ) -> set[int]:
-        """Whom to ask although it is not expected to pay: one, now and then. A long text that was begun is read on."""
-        name = drafter.name
-        self._allowance.save(name, self._cost.step_s(base))
-        usual = [index for index, sequence in enumerate(sequences) if not sequence.request.speculation.forced]
-        begun = self._probes.pop(name, None)
-        going = (index for index in usual if begun and begun.goes_on(sequences[index], prospects[index]))
-        chosen = next(going, None)
-        if chosen is None:
-            if not usual or not self._allowance.spend(name, asking_s([prospects[usual[0]]], drafter.cost)):
-                return set()
-            chosen = usual[0]
-        if prospects[chosen].num_unread > MOST_READ_ROWS:
-            self._probes[name] = _Probe(sequences[chosen].sequence_id, prospects[chosen].num_unread)
-        return {chosen}
-
-    def _prospect(self, drafter: PricedDrafter, sequence: Sequence, budget: Budget, before: Items[Draft]) -> Prospect:
-        request = sequence.request
-        free = merge([self._calibrated(sequence, draft) for draft in before])
-        return Prospect(
-            context=len(sequence.tokens),
-            num_unread=max(1, int(drafter.num_unread(sequence.context))),
-            acceptance=[
-                self.stats.acceptance_at(
-                    request.workload_class, drafter.name, position, temperature=request.sampling.temperature
-                )
-                for position in range(1, min(budget.max_depth, budget.max_rows, MOST_DEPTH) + 1)
-            ],
-            free_tokens=sum(survival_of(free)),
-            num_left=self._lengths.num_left(
-                request.workload_class, num_generated=sequence.num_generated, num_allowed=sequence.num_left
-            ),
-        )
-
-    def _limited(self, drafter: Drafter, sequence: Sequence, budget: Budget, chosen: Plan) -> Budget:
-        """A budget under which a draft goes on for as long as its next token is expected to pay."""
-        request = sequence.request
-
-        def goes_on(draft: Draft) -> bool:
-            survival = survival_of(self._calibrated(sequence, draft))[-1]
-            following = self.stats.acceptance_at(
-                request.workload_class, drafter.name, len(draft) + 1, temperature=request.sampling.temperature
-            )
-            return bool(chosen.asked) and chosen.is_worth(survival * following)
-
-        return replace(budget, max_depth=min(budget.max_depth, MOST_DEPTH), goes_on=goes_on)
-
     def _merged(self, sequence: Sequence, drafts: Items[Draft], budget: Budget) -> Draft:
         """All drafts in one tree, each calibrated first; of too many nodes the likeliest, whoever proposed them."""
         tree = merge([self._calibrated(sequence, draft) for draft in drafts if len(draft)])
+        if sequence.sequence_id in self._concerned:
+            tree = _without_rivals(tree, self._certain)
         if len(tree) <= budget.max_rows:
             return tree
         survival = survival_of(tree)  # never larger than the parent's, who stands before its children
@@ -285,6 +258,8 @@ class Drafting:
 
     def _calibrated(self, sequence: Sequence, draft: Draft) -> Draft:
         request = sequence.request
+        if len(draft) and draft.sources[0] in self._certain:
+            return draft
         return self.stats.calibrated(request.workload_class, draft, temperature=request.sampling.temperature)
 
     def _guard(self, drafter: Drafter, call: Callable[[], Answer]) -> Answer | None:
@@ -314,6 +289,16 @@ def _ask(drafter: Drafter, contexts: Items[Context], budgets: Items[Budget]) -> 
     return drafts
 
 
+def _without_rivals(tree: Draft, certain: frozenset[str]) -> Draft:
+    """The tree without what facts rule out: beside a token that is certain, guesses would only lower its survival."""
+    facts = {parent: node for node, parent in enumerate(tree.parents) if tree.sources[node] in certain}
+    kept = {ROOT}
+    for node, parent in enumerate(tree.parents):
+        if parent in kept and facts.get(parent, node) == node:
+            kept.add(node)
+    return tree.keep(kept - {ROOT})
+
+
 def _reading_s(drafter: Drafter, drafts: Items[Draft], seconds: float, base: Load) -> float:
     """What of the seconds that a drafter took went into reading, not into the passes of these drafts."""
     cost: CostModel | None = getattr(drafter, "cost", None)
@@ -324,16 +309,21 @@ def _reading_s(drafter: Drafter, drafts: Items[Draft], seconds: float, base: Loa
     return max(0.0, seconds - passes_s)
 
 
-def _budget(sequence: Sequence, num_sequences: int = 1) -> Budget:
+def _reaches(budget: Budget) -> bool:
+    return budget.max_rows > 0 and budget.max_depth > 0
+
+
+def _budget(sequence: Sequence, switches: Switches, num_sequences: int = 1) -> Budget:
     """A draft may reach up to the last token but one: the bonus is always there.
 
     Where many share a step, few rows of each can pay, and proposing the others would cost time for nothing.
     """
     wanted = sequence.request.speculation
-    if not wanted.enabled:
+    depth = switches.depth_of(wanted, sequence.request.workload_class)
+    if not depth:
         return Budget(0, 0)
     useful = wanted.max_rows if wanted.forced else max(_LEAST_ROWS, _SHARED_ROWS // num_sequences)
     return Budget(
-        max_depth=min(wanted.max_depth, sequence.num_left - 1),
+        max_depth=min(depth, sequence.num_left - 1),
         max_rows=min(wanted.max_rows, useful),
     )

@@ -14,6 +14,7 @@ import itertools
 import secrets
 import time
 from collections.abc import Sequence as Items
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,7 @@ from understudy.control.cost import CostModel, Load
 from understudy.core.draft import EMPTY
 from understudy.core.events import Cycle, EventSink, Preempted, ignore
 from understudy.core.request import Output, Request
+from understudy.core.switches import Switches
 from understudy.drafters.base import Drafter
 from understudy.engine.drafting import Drafting, Proposal
 from understudy.engine.scheduler import Scheduler, Share
@@ -33,6 +35,7 @@ from understudy.kv.prefix import PrefixCache
 from understudy.kv.sequence import SequenceCache
 from understudy.runtime.inputs import Work
 from understudy.runtime.runner import Runner
+from understudy.sampling.grammar import GrammarCompiler, GrammarError, GrammarState
 from understudy.sampling.verify import Verdict, walk
 from understudy.text.detokenize import Detokenizer
 from understudy.text.tokenizer import Tokenizer
@@ -82,13 +85,27 @@ class Engine:
     def submit(self, request: Request) -> list[Sequence]:
         """Queue a request, one sequence per choice. What cannot be served is refused here, with a reason."""
         self._check(request)
-        seed = request.sampling.seed if request.sampling.seed is not None else secrets.randbits(63)
-        sequences = [self._new_sequence(request, seed, choice) for choice in range(request.sampling.n)]
+        sampling = request.sampling
+        seed = sampling.seed if sampling.seed is not None else secrets.randbits(63)
+        states: Items[GrammarState | None] = [None] * sampling.n
+        if sampling.grammar is not None:
+            states = self.grammars.compile(sampling.grammar, sampling.n)
+        sequences = [self._new_sequence(request, seed, *numbered) for numbered in enumerate(states)]
         self._live[request.request_id] = sequences
         for sequence in sequences:
             self._drafting.start(sequence)
             self._scheduler.waiting.append(sequence)
         return sequences
+
+    @cached_property
+    def grammars(self) -> GrammarCompiler:
+        """Made when it is first asked for, in a tenth of a second or more; a server asks before it serves."""
+        model = self._runner.decoder.config
+        return GrammarCompiler(self._tokenizer, vocab_size=model.vocab_size, eos_ids=model.eos_ids)
+
+    def switch(self, switches: Switches) -> None:
+        """Switch speculation, or parts of it, off or on; running requests obey from the next step on."""
+        self._drafting.switches = switches
 
     def abort(self, request_id: str) -> None:
         """End a request; its blocks are free at the next step."""
@@ -101,14 +118,14 @@ class Engine:
         shares = self._scheduler.plan()
         if not shares:
             return outputs
-        proposals, reason = self._draft(shares)
+        proposals, reason, drafting_s = self._draft(shares)
         drafted = time.perf_counter()
-        logits = self._runner.forward(
-            [_work(share, proposal) for share, proposal in zip(shares, proposals, strict=True)]
-        )
+        works = [_work(share, proposal) for share, proposal in zip(shares, proposals, strict=True)]
+        logits = self._runner.forward(works)
         forwarded = time.perf_counter()
+        logits = [self._score(*item) for item in zip(shares, works, logits, strict=True)]
         verdicts = [self._verify(*item) for item in zip(shares, proposals, logits, strict=True)]
-        load = _load(shares, proposals)
+        load, plain = _load(shares, proposals), _load(shares, [Proposal()] * len(shares))  # before lengths move
         for share, proposal, verdict, rows in zip(shares, proposals, verdicts, logits, strict=True):
             self._learn(share, proposal, rows)
             self._commit(share, proposal, verdict)
@@ -116,6 +133,7 @@ class Engine:
                 outputs.append(share.sequence.take_output())
             if share.sequence.finish_reason is not None:
                 self._remove(share.sequence)
+        self._settle(shares, verdicts, plain_s=self.cost.step_s(plain), step_s=self.cost.step_s(load) + drafting_s)
         self.cost.observe(load, forwarded - drafted)
         self._emit(_cycle(proposals, verdicts, load, reason, (started, drafted, forwarded, time.perf_counter())))
         return outputs
@@ -126,12 +144,39 @@ class Engine:
         self._pool.check([*owners, self._prefix.blocks()] if self._prefix else owners)
 
     @property
+    def drafter_names(self) -> list[str]:
+        """The drafters that it was built with."""
+        return self._drafting.names
+
+    @property
+    def num_live_requests(self) -> int:
+        """Requests of which some choice has not ended."""
+        return len(self._live)
+
+    @property
+    def num_blocks(self) -> int:
+        """All blocks there are."""
+        return self._pool.num_blocks
+
+    @property
+    def num_running(self) -> int:
+        """Sequences that hold blocks."""
+        return len(self._scheduler.running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that hold none yet, or had to give theirs back."""
+        return len(self._scheduler.waiting)
+
+    @property
     def num_free_blocks(self) -> int:
         """Blocks that could be handed out now."""
         return self._pool.num_available
 
-    def _draft(self, shares: Items[Share]) -> tuple[list[Proposal], str]:
+    def _draft(self, shares: Items[Share]) -> tuple[list[Proposal], str, float]:
         """Ask for drafts where the next word can be drawn and one was drawn before, and make room for them.
+
+        Also tells why, and how long asking took.
 
         Beside a prompt nothing is drafted: a first word takes as long as it takes plainly.
         """
@@ -139,12 +184,14 @@ class Engine:
         if any(not share.sequence.num_generated for share in shares):  # its reader waits: nobody makes this step longer
             ready = [i for i in ready if shares[i].sequence.request.speculation.forced]
         base = _load(shares, [Proposal()] * len(shares))
+        started = time.perf_counter()
         found, reason = self._drafting.propose(
             [shares[i].sequence for i in ready],
             base,
             max_rows=self.config.max_rows_per_step - base.rows,
             num_emitting=sum(share.reaches_end for share in shares),
         )
+        drafting_s = time.perf_counter() - started
         proposals = [Proposal()] * len(shares)
         for index, proposal in zip(ready, found, strict=True):
             share = shares[index]
@@ -153,13 +200,21 @@ class Engine:
                 proposals[index] = proposal
             else:  # the rows that only teach go first
                 proposals[index] = Proposal(proposal.drafts, proposal.bought if cache.reserve(num_rows) else EMPTY)
-        return proposals, reason
+        return proposals, reason, drafting_s
+
+    def _score(self, share: Share, work: Work, logits: Floats) -> Floats:
+        """Let the scored rows tell the log probabilities of the prompt; return the rows that words are drawn from."""
+        try:
+            share.sequence.score(logits[: len(work.scored)])
+        except FloatingPointError as error:
+            share.sequence.end("error", str(error))
+        return logits[len(work.scored) :]
 
     def _verify(self, share: Share, proposal: Proposal, logits: Floats) -> Verdict:
         """Let the target speak along the draft until it leaves it or a stop condition holds."""
         sequence = share.sequence
-        verdict = Verdict(proposal.bought)
-        if not share.reaches_end:
+        verdict = Verdict(proposal.bought, cut=sequence.finish_reason is not None)
+        if not share.reaches_end or verdict.cut:
             return verdict
         try:
             for word in walk(proposal.bought, lambda row: sequence.draw(logits[row])):
@@ -167,7 +222,7 @@ class Engine:
                 if not sequence.append(word.token, verdict.source(word)):
                     verdict.cut = True
                     break
-        except FloatingPointError as error:
+        except (FloatingPointError, GrammarError) as error:
             verdict.cut = True
             sequence.end("error", str(error))
         return verdict
@@ -201,9 +256,16 @@ class Engine:
             counts.rows += len(verdict.draft)
             counts.accepted += verdict.num_accepted
             counts.rejected += verdict.num_rejected
+            counts.add_draft(verdict.draft.sources, path)
             for draft in proposal.drafts:
                 if len(draft):
                     counts.proposed[draft.sources[0]] = counts.proposed.get(draft.sources[0], 0) + len(draft)
+
+    def _settle(self, shares: Items[Share], verdicts: Items[Verdict], *, plain_s: float, step_s: float) -> None:
+        """Write into each text's ledger what its words took, and what they would have taken plainly."""
+        for share, verdict in zip(shares, verdicts, strict=True):
+            if verdict.words:
+                share.sequence.ledger.add(plain_step_s=plain_s, step_s=step_s, num_words=len(verdict.words))
 
     def end_aborted(self) -> list[Output]:
         """End what was aborted, and give its blocks back."""
@@ -223,7 +285,7 @@ class Engine:
         if all(other.finish_reason is not None for other in self._live.get(request_id, ())):
             self._live.pop(request_id, None)
 
-    def _new_sequence(self, request: Request, seed: int, choice: int) -> Sequence:
+    def _new_sequence(self, request: Request, seed: int, choice: int, grammar: GrammarState | None) -> Sequence:
         model = self._runner.decoder.config
         return Sequence(
             next(self._ids),
@@ -235,6 +297,7 @@ class Engine:
             eos_ids=model.eos_ids,
             max_context=self.max_context,
             vocab_size=model.vocab_size,
+            grammar=grammar,
         )
 
     def _check(self, request: Request) -> None:
@@ -258,7 +321,8 @@ class Engine:
                 f"Choose from {', '.join(self._drafting.names)}, or leave it out.",
                 parameter="speculation.drafter",
             )
-        named = (*request.prompt_ids, *request.sampling.logit_bias, *request.sampling.stop_token_ids)
+        sampling = request.sampling
+        named = (*request.prompt_ids, *request.prediction_ids, *sampling.logit_bias, *sampling.stop_token_ids)
         outside = [token for token in named if not 0 <= token < vocab_size]
         if outside:
             raise InvalidRequest(f"Token {outside[0]} does not exist.", f"Ids go from 0 to {vocab_size - 1}.")
@@ -274,7 +338,8 @@ class Engine:
 def _work(share: Share, proposal: Proposal) -> Work:
     sequence = share.sequence
     known = sequence.tokens[sequence.cache.length : sequence.cache.length + share.num_known]
-    return Work(sequence.cache, known, proposal.bought, share.reaches_end, proposal.scouts)
+    scored = sequence.rows_to_score(share.num_known)
+    return Work(sequence.cache, known, proposal.bought, share.reaches_end, proposal.scouts, scored)
 
 
 def _load(shares: Items[Share], proposals: Items[Proposal]) -> Load:
@@ -308,4 +373,5 @@ def _cycle(
         sample_s=ended - forwarded,
         total_s=ended - started,
         reason=reason,
+        num_rows=load.rows,
     )

@@ -64,7 +64,7 @@ class Scheduler:
         while budget and self.waiting and self._may_join(self.waiting[0]):
             sequence = self.waiting.popleft()
             self.running.append(sequence)
-            found = sequence.cache.adopt_prefix(sequence.tokens)
+            found = 0 if sequence.scores_prompt else sequence.cache.adopt_prefix(sequence.tokens)
             if not sequence.num_preemptions:
                 sequence.cached_tokens = found
             num_known = min(sequence.num_pending, budget)

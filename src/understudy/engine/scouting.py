@@ -13,17 +13,17 @@ from collections.abc import Sequence as Items
 from functools import partial
 from typing import Any, cast
 
+from understudy.control.classes import ClassNames
 from understudy.control.cost import CostModel, Load
 from understudy.control.planning import Allowance
 from understudy.core.draft import EMPTY, ROOT, Draft, is_tree, is_well_typed
+from understudy.core.switches import Switches
 from understudy.drafters.base import Drafter, ScoutingDrafter
 from understudy.engine.sequence import Sequence
 
 _FIRST_YIELD = 0.5
 """Words per cycle expected of a class that nothing is known of: enough to be tried where rows are cheap."""
 _WEIGHT = 0.05
-_MOST_CLASSES = 32
-"""Classes with a yield of their own; the rest are counted together."""
 
 
 class Scouting:
@@ -44,14 +44,24 @@ class Scouting:
         self._guard = guard
         self._vocab_size = vocab_size
         self._yields: dict[str, float] = {}  # words per cycle, by class
+        self._classes = ClassNames()
         self._learning_s = 0.0  # what drawing the words after one sequence's rows takes
 
     def choose(
-        self, sequences: Items[Sequence], bought: Items[Draft], base: Load, *, max_rows: int, num_emitting: int
+        self,
+        sequences: Items[Sequence],
+        bought: Items[Draft],
+        base: Load,
+        *,
+        switches: Switches,
+        max_rows: int,
+        num_emitting: int,
     ) -> list[Draft]:
         """The rows that each sequence's drafter learns from in this step."""
         scouts = [EMPTY] * len(sequences)
         drafter = self._drafter
+        if drafter is not None and not switches.allows(drafter.name):
+            return scouts
         count = None if drafter is None else self._guard(drafter, partial(_num_scouts, drafter))
         if drafter is None or count is None:
             return scouts
@@ -59,7 +69,7 @@ class Scouting:
         room = max_rows - (load.rows - base.rows)
         rate = num_emitting / self._cost.step_s(base)
         for index, sequence in enumerate(sequences):
-            if count > room or not _allows(sequence, drafter.name, count):
+            if count > room or not _allows(sequence, switches, drafter.name, count):
                 continue
             more = Load(load.rows + count, load.keys, load.reads + count * len(sequence.tokens))
             extra_s = self._cost.step_s(more) - self._cost.step_s(load) + self._learning_s
@@ -83,7 +93,7 @@ class Scouting:
             if child is None:
                 break
             added, at = added + (bought.sources[child] == drafter.name), child
-        workload_class = self._class_of(sequence)
+        workload_class = self._classes.known(sequence.request.workload_class)
         known = self._yields.get(workload_class, _FIRST_YIELD)
         self._yields[workload_class] = known + _WEIGHT * (added - known)
 
@@ -104,15 +114,10 @@ class Scouting:
     def _pays(self, sequence: Sequence, extra_s: float, rate: float, name: str) -> bool:
         if sequence.request.speculation.forced:
             return True
-        if self._yields.get(self._class_of(sequence), _FIRST_YIELD) > rate * extra_s:
+        if self._yields.get(self._classes.known(sequence.request.workload_class), _FIRST_YIELD) > rate * extra_s:
             return True
         self._allowance.save(name, 1.0 / rate)
         return self._allowance.spend(name, extra_s)
-
-    def _class_of(self, sequence: Sequence) -> str:
-        workload_class = sequence.request.workload_class
-        is_known = workload_class in self._yields or len(self._yields) < _MOST_CLASSES
-        return workload_class if is_known else "other"
 
     def _window(self, drafter: ScoutingDrafter, sequence: Sequence, count: int) -> Draft:
         """Ask for the rows, and refuse what the target could not compute."""
@@ -128,7 +133,7 @@ def _num_scouts(drafter: ScoutingDrafter) -> int:
     return max(1, int(drafter.num_scouts))
 
 
-def _allows(sequence: Sequence, name: str, count: int) -> bool:
+def _allows(sequence: Sequence, switches: Switches, name: str, count: int) -> bool:
     wanted = sequence.request.speculation
-    is_wanted = wanted.enabled and wanted.drafter in (None, name) and wanted.max_depth > 0
-    return is_wanted and wanted.max_rows >= count and sequence.num_left > 1
+    depth = switches.depth_of(wanted, sequence.request.workload_class)
+    return depth > 0 and wanted.drafter in (None, name) and wanted.max_rows >= count and sequence.num_left > 1

@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from understudy.core.request import FinishReason, Output, Request, SpeculationCounts, TokenLogprob
+from understudy.control.ledger import Ledger
+from understudy.core.request import Facts, FinishReason, Output, Request, SpeculationCounts, TokenLogprob
 from understudy.drafters.base import Context
 from understudy.kv.sequence import SequenceCache
+from understudy.sampling.grammar import GrammarState
 from understudy.sampling.noise import NoiseKey
 from understudy.sampling.processors import Sampler, log_probabilities
 from understudy.text.detokenize import Detokenizer
@@ -30,6 +32,7 @@ class Sequence:
         eos_ids: tuple[int, ...],
         max_context: int,
         vocab_size: int,
+        grammar: GrammarState | None = None,
     ) -> None:
         sampling = request.sampling
         self.sequence_id = sequence_id
@@ -38,6 +41,7 @@ class Sequence:
         self.tokens = list(request.prompt_ids)
         self.cache = cache
         self.counts = SpeculationCounts()
+        self.ledger = Ledger()
         self.cached_tokens = 0
         self.num_preemptions = 0
         self.finish_reason: FinishReason | None = None
@@ -45,17 +49,30 @@ class Sequence:
         self.error: str | None = None
         self._num_prompt = len(request.prompt_ids)
         self._max_tokens = min(sampling.max_tokens, max_context - self._num_prompt)
-        self._eos_ids = frozenset() if sampling.ignore_eos else frozenset(eos_ids)
+        self._grammar = grammar
+        has_ends = grammar is not None or not sampling.ignore_eos
+        self._eos_ids = frozenset(eos_ids) if has_ends else frozenset()
         self._stop_ids = frozenset(sampling.stop_token_ids)
         self._detokenizer = detokenizer
         self._text: list[str] = []
         self._fresh: list[int] = []
         self._fresh_sources: list[str] = []
         self._fresh_logprobs: list[TokenLogprob] = []
+        self._prompt_logprobs: list[TokenLogprob] = []
+        scores = sampling.prompt_logprobs is not None and not choice
+        self._num_to_score = self._num_prompt - 1 if scores else 0
         key = NoiseKey(seed, choice)
         self.context = Context(
-            sequence_id, self.tokens, self._num_prompt, request.tenant, sampling.temperature, key, sampling
-        )  # fmt: skip
+            sequence_id,
+            self.tokens,
+            self._num_prompt,
+            request.tenant,
+            sampling.temperature,
+            key,
+            sampling,
+            prediction_ids=request.prediction_ids,
+            forced_tokens=None if grammar is None else grammar.forced_tokens,
+        )
         self._sampler = Sampler(
             sampling,
             key,
@@ -79,17 +96,47 @@ class Sequence:
         """Known tokens whose keys and values the cache lacks; one, once the prompt is computed."""
         return len(self.tokens) - self.cache.length
 
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether the log probabilities of the prompt's tokens are wanted and not all known yet."""
+        return len(self._prompt_logprobs) < self._num_to_score
+
+    def rows_to_score(self, num_known: int) -> range:
+        """Of the next known rows, those that are followed by a prompt token whose log probability is wanted."""
+        start = self.cache.length
+        first, last = len(self._prompt_logprobs), min(start + num_known, self._num_to_score)
+        assert first >= start or first >= last, "a row that was not computed cannot be scored"
+        return range(first - start, last - start) if first < last else range(0)
+
+    def score(self, logits: Floats) -> None:
+        """Take the rows' logits [rows, vocabulary] for the log probabilities of the prompt tokens that follow them."""
+        wanted = self.request.sampling.prompt_logprobs
+        assert wanted is not None or not len(logits)
+        for row in logits:
+            token = self.tokens[len(self._prompt_logprobs) + 1]
+            if not np.isfinite(row.max()):
+                raise FloatingPointError(f"the model's logits before the prompt's token {token} are not finite")
+            self._prompt_logprobs.append(log_probabilities(row, token, wanted or 0))
+
     def draw(self, logits: Floats) -> int:
         """Draw the next word from the target's logits [vocabulary], which are used up."""
         wanted = self.request.sampling.logprobs
         raw = logits.copy() if wanted is not None else logits
-        token = self._sampler.sample(logits, position=len(self.tokens), num_generated=self.num_generated)
+        token = self._sampler.sample(
+            logits,
+            position=len(self.tokens),
+            num_generated=self.num_generated,
+            allowed=None if self._grammar is None else self._grammar.allowed(),
+        )
         if wanted is not None:
             self._fresh_logprobs.append(log_probabilities(raw, token, wanted))
         return token
 
     def foresee(self, logits: Floats, position: int) -> int:
-        """What would be drawn at a later position, as far as can be told now. logits [vocabulary] are used up."""
+        """What would be drawn at a later position, as far as can be told now: what a grammar will allow there cannot.
+
+        logits [vocabulary] are used up.
+        """
         return self._sampler.sample(logits, position=position, num_generated=self.num_generated)
 
     def append(self, token: int, source: str = "") -> bool:
@@ -105,8 +152,12 @@ class Sequence:
         else:
             may_stop = self.num_generated >= self.request.sampling.min_tokens
             self._text.append(self._detokenizer.add(token, may_stop=may_stop))
+            if self._grammar is not None:
+                self._grammar.advance(token)
             if self._detokenizer.stopped is not None:
                 self._finish("stop", self._detokenizer.stopped)
+            elif self._grammar is not None and self._grammar.is_complete:
+                self._finish("stop", None)
             elif self.num_left <= 0:
                 self._finish("length", None)
         return self.finish_reason is None
@@ -117,7 +168,8 @@ class Sequence:
         self._finish(reason, None)
 
     def take_output(self) -> Output:
-        """What was said since the last call."""
+        """What was said since the last call; with the first word, what was found of the prompt."""
+        found = self._prompt_logprobs if len(self._fresh) == self.num_generated else []
         output = Output(
             self.request.request_id,
             self.choice,
@@ -128,9 +180,21 @@ class Sequence:
             self.stop_reason,
             self.error,
             tuple(self._fresh_sources),
+            prompt_logprobs=tuple(found) if self._fresh else (),
+            facts=self._facts() if self.finish_reason is not None else None,
         )
         self._fresh, self._fresh_sources, self._text, self._fresh_logprobs = [], [], [], []
         return output
+
+    def _facts(self) -> Facts:
+        return Facts(
+            self.request.workload_class,
+            self.num_generated,
+            self.context.noise.seed,
+            self.cached_tokens,
+            self.num_preemptions,
+            self.counts,
+        )
 
     def _finish(self, reason: FinishReason, stop_reason: int | str | None) -> None:
         self.finish_reason, self.stop_reason = reason, stop_reason

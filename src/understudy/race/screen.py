@@ -7,7 +7,6 @@ as text, never obeyed: neither as markup nor as control characters.
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 
 from rich.console import Console, Group, RenderableType
@@ -19,6 +18,7 @@ from rich.text import Text
 
 from understudy.race.lanes import SLICE_S, Heat, Lane, Piece
 from understudy.race.tally import Tally, by_class
+from understudy.terminal import sanitised
 
 FAIRNESS = f"In turns of {SLICE_S * 1000:.0f} ms; each clock counts its own lane alone."
 _COLOURS = ("green", "cyan", "magenta", "yellow", "blue")
@@ -26,30 +26,6 @@ _SIDE_BY_SIDE_COLUMNS = 100
 """From this width on the two texts stand beside each other, else one above the other."""
 _LEAST_PANEL_LINES = 3
 """A frame around one line of text; with less room than that the text is left out."""
-
-
-class _Shown(dict[int, str]):
-    """What is shown for a character, by its code point: itself, unless it would move the cursor or the layout."""
-
-    def __missing__(self, code: int) -> str:
-        character = chr(code)
-        category = unicodedata.category(character)
-        if category == "Cf" or 0xFE00 <= code <= 0xFE0F:  # joiners, directions, variants: width would be anyone's guess
-            shown = ""
-        elif category in ("Cc", "Cs", "Co", "Cn", "Zl", "Zp"):
-            shown = "\N{REPLACEMENT CHARACTER}"
-        else:
-            shown = character
-        self[code] = shown
-        return shown
-
-
-_SHOWN = _Shown({ord("\n"): "\n", ord("\t"): "    ", ord("\r"): ""})
-
-
-def sanitised(text: str, encoding: str = "utf-8") -> str:
-    """The text without what a terminal could obey or could not write; line feeds stay."""
-    return text.translate(_SHOWN).encode(encoding, "replace").decode(encoding)
 
 
 def drafter_styles(names: Iterable[str]) -> dict[str, str]:

@@ -34,11 +34,14 @@ class Work:
     """The known rows reach the end of the text, so the last one and the draft's are sampled from."""
     scouts: Draft = EMPTY
     """Rows beside the draft, from the same root, that are never part of the text; their leaves give logits."""
+    scored: range = range(0)
+    """Known rows whose logits are wanted besides, because the token that follows each is known: never the root."""
 
     @property
     def num_logits(self) -> int:
-        """Rows whose logits are wanted: the root, the draft's nodes, the scouts' leaves."""
-        return 1 + len(self.draft) + len(self.scouts.leaves()) if self.wants_logits else 0
+        """Rows whose logits are wanted: those that are scored; the root, the draft's nodes, the scouts' leaves."""
+        sampled = 1 + len(self.draft) + len(self.scouts.leaves()) if self.wants_logits else 0
+        return len(self.scored) + sampled
 
 
 @dataclass(slots=True)
@@ -72,6 +75,7 @@ def build_rows(works: Sequence[Work], *, heads_per_kv_head: int) -> Rows:
         drafted = len(building.token_ids)
         _add_draft(building, work, work.scouts, len(work.known) + len(work.draft))
         last = len(building.token_ids)
+        building.logit_rows.extend(first + row for row in work.scored)
         if work.wants_logits:
             building.logit_rows.extend(range(first + len(work.known) - 1, drafted))
             building.logit_rows.extend(drafted + leaf for leaf in work.scouts.leaves())

@@ -32,7 +32,7 @@ class Runner:
         self._heads_per_kv_head = decoder.config.num_heads // decoder.config.num_kv_heads
 
     def forward(self, works: Sequence[Work]) -> list[Floats]:
-        """Return for each work the logits [num_logits, vocabulary] of root, draft and scouts' leaves."""
+        """Return for each work the logits [num_logits, vocabulary] of scored rows, root, draft, scouts' leaves."""
         rows = build_rows(works, heads_per_kv_head=self._heads_per_kv_head)
         logits = self._forward_row_by_row(rows) if self._row_by_row else self.decoder.forward(rows, self.cache)
         split: list[Floats] = []

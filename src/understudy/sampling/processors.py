@@ -1,8 +1,9 @@
 """From the target's logits at one row to its word there.
 
-In this order: bias, repetition, frequency and presence penalties, minimum length; then temperature, top-k, top-p,
-min-p; then the race of logit + noise. Logits and weights are fp32, the race is in double precision. It all runs on one
-row at a time, for committed tokens only, so a drafted path and a plain one go through the same numbers.
+In this order: bias, repetition, frequency and presence penalties, grammar and minimum length; then temperature,
+top-k, top-p, min-p; then the race of logit + noise. Logits and weights are fp32, the race is in double precision. It
+all runs on one row at a time, for committed tokens only, so a drafted path and a plain one go through the same
+numbers.
 
 All three filters come down to weights that are set to zero: a token whose weight is zero does not take part in the
 race. `Sampler` is fast; `reference_weights` and `reference_race` are its slow twins.
@@ -21,6 +22,7 @@ from understudy.core.request import SamplingParams, TokenLogprob
 from understudy.sampling.noise import NoiseKey, Purpose, reference_gumbel, uniform
 
 Floats = NDArray[np.float32]
+Bools = NDArray[np.bool_]
 
 _SLACK = 1.0 + 1e-5
 """How far the cheap bound of the race is widened, to cover the rounding of fp32 weights."""
@@ -82,9 +84,12 @@ class Sampler:
         if self._penalties is not None:
             self._penalties.append(token)
 
-    def sample(self, logits: Floats, *, position: int, num_generated: int) -> int:
-        """Return the word at `position`. logits [vocabulary] is used up: it is changed in place."""
-        self.adjust(logits, num_generated)
+    def sample(self, logits: Floats, *, position: int, num_generated: int, allowed: Bools | None = None) -> int:
+        """Return the word at `position`, one of those `allowed` [vocabulary] if that is given.
+
+        logits [vocabulary] is used up: it is changed in place.
+        """
+        self.adjust(logits, num_generated, allowed)
         best = int(logits.argmax())  # the lowest id on a tie
         if not math.isfinite(logits[best]):
             raise FloatingPointError(f"the model's logits at position {position} are not finite")
@@ -97,14 +102,23 @@ class Sampler:
         key = self.key
         return int(_race(scores, weights, best, np.uint64(key.seed), position, key.choice, int(Purpose.SAMPLE)))
 
-    def adjust(self, logits: Floats, num_generated: int) -> None:
-        """Apply bias, penalties and the minimum length, in place."""
+    def adjust(self, logits: Floats, num_generated: int, allowed: Bools | None = None) -> None:
+        """Apply bias, penalties, what is allowed and the minimum length, in place."""
         if self._bias_ids.size:
             logits[self._bias_ids] += self._bias
         if self._penalties is not None:
             self._penalties.apply(logits)
-        if num_generated < self.params.min_tokens:
+        is_early = num_generated < self.params.min_tokens
+        if allowed is not None:
+            logits[~(self._without_ends(allowed) if is_early else allowed)] = -np.inf
+        elif is_early:
             logits[self._end_ids] = -np.inf
+
+    def _without_ends(self, allowed: Bools) -> Bools:
+        """What is allowed before the minimum length: where only an end is, the grammar wins."""
+        going_on = allowed.copy()
+        going_on[self._end_ids] = False
+        return going_on if going_on.any() else allowed
 
 
 def filtered_weights(scores: Floats, params: SamplingParams) -> Floats:

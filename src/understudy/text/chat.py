@@ -20,6 +20,7 @@ from datetime import datetime
 from typing import Any, NoReturn, cast
 
 import jinja2
+import jinja2.meta
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension
@@ -34,7 +35,9 @@ MAX_CHARACTERS = 32 * 2**20
 """The largest string that a template may make; its output is one."""
 MAX_STEPS = 2_000_000
 MAX_SECONDS = 10.0
+MAX_SETTINGS_CHARACTERS = 16 * 2**10
 WIDTH_FILTERS = frozenset(("center", "indent", "batch", "slice", "wordwrap", "tojson"))
+_GIVEN = frozenset(("messages", "tools", "add_generation_prompt", "bos_token", "eos_token"))
 REMEDY = "Send messages that the model's chat template accepts, or send a plain prompt."
 
 
@@ -46,12 +49,18 @@ def render(
     bos_token: str = "",
     eos_token: str = "",
     tools: Sequence[Mapping[str, Any]] | None = None,
+    settings: Mapping[str, Any] | None = None,
 ) -> str:
     """Render a conversation into the prompt that asks for its next message.
 
-    The result holds the begin token wherever the template writes it: encode it with `add_special=False`.
+    `settings` are further values that the template may look at, such as `enable_thinking`. The result holds the begin
+    token wherever the template writes it: encode it with `add_special=False`.
     """
-    values = {"messages": check_messages(messages), "tools": None if tools is None else _plain("tools", tools)}
+    values = {
+        **check_settings(settings or {}),
+        "messages": check_messages(messages),
+        "tools": None if tools is None else _plain("tools", tools),
+    }
     reset = _budget.set(_Budget())
     try:
         pieces = _compile(template).generate(
@@ -66,6 +75,31 @@ def render(
         _refuse(f"The chat template failed: {error}")
     finally:
         _budget.reset(reset)
+
+
+def uses_tools(template: str) -> bool:
+    """Whether a template looks at the tools that it is given."""
+    try:
+        return "tools" in _variables(template)
+    except jinja2.TemplateError:
+        return False  # rendering will say what is wrong with it
+
+
+def check_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Refuse values for a template that are large, or that take the place of what it is given anyway."""
+    taken = sorted(_GIVEN.intersection(settings))
+    if taken:
+        raise InvalidRequest(
+            f"{taken[0]} is given to the template already.", "Leave it out.", parameter="chat_template_kwargs"
+        )
+    checked: dict[str, Any] = _plain("chat_template_kwargs", settings)
+    if len(json.dumps(checked)) > MAX_SETTINGS_CHARACTERS:
+        raise InvalidRequest(
+            f"chat_template_kwargs has more than {MAX_SETTINGS_CHARACTERS} characters.",
+            "Give small values.",
+            parameter="chat_template_kwargs",
+        )
+    return checked
 
 
 def check_messages(messages: object) -> list[dict[str, Any]]:
@@ -288,6 +322,12 @@ def _environment() -> _Sandbox:
         "namespace": _Namespace,
     }
     return environment
+
+
+@functools.lru_cache(maxsize=16)
+def _variables(template: str) -> frozenset[str]:
+    """The names that a template reads and does not set itself."""
+    return frozenset(jinja2.meta.find_undeclared_variables(_environment().parse(template)))
 
 
 @functools.lru_cache(maxsize=16)

@@ -143,7 +143,9 @@ class Tokenizer:
                 parameter="prompt",
             )
         backend = self._backend if parse_special else self._literal_backend
-        ids: list[int] = backend.encode(text, add_special_tokens=add_special).ids
+        # the batch form gives the same ids without offsets, twice as fast, and other threads may run meanwhile
+        (encoded,) = backend.encode_batch_fast([text], add_special_tokens=add_special)
+        ids: list[int] = encoded.ids
         if add_special and self._force_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
             ids.insert(0, self.bos_id)
         return ids
@@ -161,7 +163,10 @@ class Tokenizer:
             return b""
         known = self._bytes.get(token_id)
         if known is None:
-            known = self._bytes[token_id] = self._spell(token_id) or b""
+            known = self._spell(token_id)
+            if known is None:
+                return b""  # and not remembered: there is no end of ids that do not exist
+            self._bytes[token_id] = known
         return known
 
     def spellings(self) -> list[bytes | None]:

@@ -1,0 +1,109 @@
+"""The seam between a server and what computes its answers: our engine in its own process, another one, or a fake."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from understudy.core.events import EventSink
+from understudy.core.request import Output, Request
+from understudy.core.switches import Switches
+
+Phase = Literal["starting", "ready", "restarting", "stopped"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInfo:
+    """What a backend serves."""
+
+    name: str
+    system_fingerprint: str
+    max_context: int
+    vocab_size: int
+    eos_ids: tuple[int, ...]
+    tokenizer_folder: str
+    """Where the model's tokenizer and chat template can be read from, as `Tokenizer.from_folder` does."""
+    drafters: tuple[str, ...] = ()
+    draft_problem: str = ""
+    """Why there is no draft model although one was asked for."""
+    weights: str = ""
+    max_sequences: int = 1
+    """Choices that are computed together, at most; more would only wait."""
+    max_tokens: int = 0
+    """Tokens of prompt and answer that the cache can hold at once."""
+    target_bytes: int = 0
+    draft_bytes: int = 0
+    kv_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BackendState:
+    """Whether answers can be had now, and if not, why not."""
+
+    phase: Phase
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """How full an engine is."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_free_blocks: int = 0
+    num_blocks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCheck:
+    """What an engine found when it counted its blocks."""
+
+    load: EngineLoad
+    num_live_requests: int
+    problem: str = ""
+
+
+class Backend(Protocol):
+    """Answers requests."""
+
+    @property
+    def state(self) -> BackendState:
+        """Whether it can answer now."""
+
+    @property
+    def info(self) -> ModelInfo:
+        """What it serves; known once it was ready for the first time."""
+
+    @property
+    def load(self) -> EngineLoad:
+        """How full it was after its last step."""
+
+    @property
+    def num_restarts(self) -> int:
+        """How often its engine was started again."""
+
+    async def start(self) -> None:
+        """Return when it is ready; what makes that impossible is raised."""
+
+    async def wait_ready(self) -> None:
+        """Return when it can answer."""
+
+    def generate(self, request: Request) -> AsyncGenerator[Output, None]:
+        """Yield the outputs of a request as they come, until every choice has ended.
+
+        Closing the iterator aborts the request. `InvalidRequest` and `CapacityError` say that it can never be served,
+        `EngineLost` that the engine died while it was computed.
+        """
+
+    def switch(self, switches: Switches) -> None:
+        """Switch speculation, now and after every restart."""
+
+    def listen(self, sink: EventSink) -> None:
+        """Let `sink` hear what the engine emits."""
+
+    async def check(self) -> EngineCheck:
+        """Let the engine count its blocks and compare them with those who hold them."""
+
+    async def close(self) -> None:
+        """Stop; what was being computed is lost."""

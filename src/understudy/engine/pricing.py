@@ -1,0 +1,131 @@
+"""Whom to ask a drafter that costs time: the sequences of a step, weighed by control/planning.py.
+
+A sequence is turned into what the plan needs to know of it: how far its drafts are likely to be right, what comes free
+already, and how much of its text the drafter has yet to read. Where the plan says no, one sequence is asked now and
+then all the same, or nobody would learn that things have changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, replace
+
+from understudy.control.cost import CostModel, Load
+from understudy.control.planning import (
+    MOST_DEPTH,
+    MOST_READ_ROWS,
+    Allowance,
+    AnswerLengths,
+    Plan,
+    Prospect,
+    asking_s,
+    plan,
+)
+from understudy.control.stats import AcceptanceStats, survival_of
+from understudy.core.draft import Draft, merge
+from understudy.drafters.base import Budget, Drafter, PricedDrafter
+from understudy.engine.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class _Probe:
+    """A long text that is read to learn how good its drafts are: paid for once, read in several cycles."""
+
+    sequence_id: int
+    num_unread: int
+
+    def goes_on(self, sequence: Sequence, prospect: Prospect) -> bool:
+        """Whether this is the text, and what was paid for has brought it forward."""
+        return sequence.sequence_id == self.sequence_id and prospect.num_unread < self.num_unread
+
+
+class Pricing:
+    """Plans the asking of drafters that cost time."""
+
+    def __init__(
+        self,
+        cost: CostModel,
+        stats: AcceptanceStats,
+        allowance: Allowance,
+        lengths: AnswerLengths,
+        *,
+        calibrated: Callable[[Sequence, Draft], Draft],
+    ) -> None:
+        self._cost = cost
+        self._stats = stats
+        self._allowance = allowance
+        self._lengths = lengths
+        self._calibrated = calibrated
+        self._probes: dict[str, _Probe] = {}  # by drafter
+
+    def plan(
+        self,
+        drafter: PricedDrafter,
+        sequences: Items[Sequence],
+        budgets: Items[Budget],
+        before: Items[Items[Draft]],
+        base: Load,
+        num_emitting: int,
+    ) -> tuple[list[int], list[Budget]]:
+        """Whom to ask a drafter that costs time, and until when it is worth going on."""
+        prospects = [self._prospect(drafter, *item) for item in zip(sequences, budgets, before, strict=True)]
+        chosen = plan(prospects, base, target=self._cost, drafter=drafter.cost, num_emitting=num_emitting)
+        asked = set(chosen.asked)
+        if not asked:
+            asked = self._probe(drafter, sequences, prospects, base)
+        forced = {index for index, s in enumerate(sequences) if s.request.speculation.forced}
+        limited = [
+            budget if index in forced else self._limited(drafter, sequence, budget, chosen)
+            for index, (sequence, budget) in enumerate(zip(sequences, budgets, strict=True))
+        ]
+        return sorted(asked | forced), limited
+
+    def _probe(
+        self, drafter: PricedDrafter, sequences: Items[Sequence], prospects: Items[Prospect], base: Load
+    ) -> set[int]:
+        """Whom to ask although it is not expected to pay: one, now and then. A long text that was begun is read on."""
+        name = drafter.name
+        self._allowance.save(name, self._cost.step_s(base))
+        usual = [index for index, sequence in enumerate(sequences) if not sequence.request.speculation.forced]
+        begun = self._probes.pop(name, None)
+        going = (index for index in usual if begun and begun.goes_on(sequences[index], prospects[index]))
+        chosen = next(going, None)
+        if chosen is None:
+            if not usual or not self._allowance.spend(name, asking_s([prospects[usual[0]]], drafter.cost)):
+                return set()
+            chosen = usual[0]
+        if prospects[chosen].num_unread > MOST_READ_ROWS:
+            self._probes[name] = _Probe(sequences[chosen].sequence_id, prospects[chosen].num_unread)
+        return {chosen}
+
+    def _prospect(self, drafter: PricedDrafter, sequence: Sequence, budget: Budget, before: Items[Draft]) -> Prospect:
+        request = sequence.request
+        free = merge([self._calibrated(sequence, draft) for draft in before])
+        return Prospect(
+            context=len(sequence.tokens),
+            num_unread=max(1, int(drafter.num_unread(sequence.context))),
+            acceptance=[
+                self._stats.acceptance_at(
+                    request.workload_class, drafter.name, position, temperature=request.sampling.temperature
+                )
+                for position in range(1, min(budget.max_depth, budget.max_rows, MOST_DEPTH) + 1)
+            ],
+            free_tokens=sum(survival_of(free)),
+            num_left=self._lengths.num_left(
+                request.workload_class, num_generated=sequence.num_generated, num_allowed=sequence.num_left
+            ),
+        )
+
+    def _limited(self, drafter: Drafter, sequence: Sequence, budget: Budget, chosen: Plan) -> Budget:
+        """A budget under which a draft goes on for as long as its next token is expected to pay."""
+        request = sequence.request
+
+        def goes_on(draft: Draft) -> bool:
+            survival = survival_of(self._calibrated(sequence, draft))[-1]
+            following = self._stats.acceptance_at(
+                request.workload_class, drafter.name, len(draft) + 1, temperature=request.sampling.temperature
+            )
+            return bool(chosen.asked) and chosen.is_worth(survival * following)
+
+        return replace(budget, max_depth=min(budget.max_depth, MOST_DEPTH), goes_on=goes_on)

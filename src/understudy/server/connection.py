@@ -1,0 +1,102 @@
+"""How connections are held: uvicorn's, with errors as ours are, and with an end to waiting.
+
+A head that never comes and an answer that is never read would each hold a connection for ever, and the answer its
+place in the engine too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from understudy.server.errors import error_body
+
+HEAD_TIMEOUT_S = 15.0
+"""A connection that has not sent the whole head of a request for this long is closed."""
+STALL_TIMEOUT_S = 30.0
+LEAST_READ_BYTES = 16 << 10
+"""A peer that takes less than this of what waits for it in that time is hung up on."""
+
+
+class Connection(H11Protocol):
+    """One connection. uvicorn waits for ever for a head that never ends, and for a peer that never reads."""
+
+    head_timer: asyncio.TimerHandle | None = None
+    stall_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to wait for the first request."""
+        super().connection_made(transport)
+        self._watch_head()
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes. A head that has only begun is waited for, but not for ever."""
+        super().data_received(data)
+        if self.conn.their_state is not h11.IDLE:
+            self._stop_watching()
+        elif self.head_timer is None:
+            self._watch_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        self._stop_watching()
+        self._stop_watching_reader()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Begin to wait for a peer that reads too slowly: the answer stands still meanwhile."""
+        super().pause_writing()
+        self._watch_reader()
+
+    def resume_writing(self) -> None:
+        """Go on: nearly everything was read."""
+        super().resume_writing()
+        self._stop_watching_reader()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no HTTP, or has too large a head; once an answer has begun, all that is left is to hang up."""
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.close()
+            return
+        message = "This is no valid HTTP request, or its headers are too large."
+        body = json.dumps(error_body(message, code="invalid_http")).encode()
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(body)),
+            (b"x-content-type-options", b"nosniff"),
+            (b"connection", b"close"),
+        ]
+        for event in (
+            h11.Response(status_code=400, headers=headers, reason=b"Bad Request"),
+            h11.Data(data=body),
+            h11.EndOfMessage(),
+        ):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+    def _watch_head(self) -> None:
+        self.head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.close)
+
+    def _stop_watching(self) -> None:
+        if self.head_timer is not None:
+            self.head_timer.cancel()
+            self.head_timer = None
+
+    def _watch_reader(self) -> None:
+        unread = self.transport.get_write_buffer_size()
+        self.stall_timer = self.loop.call_later(STALL_TIMEOUT_S, self._check_reader, unread)
+
+    def _check_reader(self, unread_before: int) -> None:
+        """Hang up, unless enough was read. What is unread is thrown away: to wait for it would be no end."""
+        if unread_before - self.transport.get_write_buffer_size() < LEAST_READ_BYTES:
+            self.transport.abort()
+        else:
+            self._watch_reader()
+
+    def _stop_watching_reader(self) -> None:
+        if self.stall_timer is not None:
+            self.stall_timer.cancel()
+            self.stall_timer = None

@@ -1,0 +1,320 @@
+"""Our engine in a process of its own: started, listened to, and started again when it dies or hangs.
+
+The engine's process holds no request that is not being computed, so its death costs only those: each ends with a clear
+error, and whoever waits for a place waits a little longer. What was switched off stays off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+
+from understudy.config import EngineConfig
+from understudy.core.backend import BackendState, EngineCheck, EngineLoad, ModelInfo
+from understudy.core.events import Ended, Event, EventSink, Fallback, Preempted
+from understudy.core.request import Output, Request
+from understudy.core.switches import ALL_ON, Switches
+from understudy.errors import CapacityError, EngineLost, InvalidRequest, ModelError
+from understudy.server.mailbox import Mailbox
+from understudy.wire.frames import Frames, frame, reports
+from understudy.wire.messages import (
+    Abort,
+    Check,
+    Checked,
+    Command,
+    Failed,
+    Ready,
+    Refused,
+    Report,
+    Start,
+    Stepped,
+    Submit,
+    Switch,
+    Told,
+)
+
+log = logging.getLogger("understudy.server")
+
+STEP_TIMEOUT_S = 60.0
+"""An engine that has work and says nothing for this long hangs."""
+START_TIMEOUT_S = 1800.0
+_MOST_BACKOFF_S = 30.0
+
+
+@dataclass(slots=True)
+class _Process:
+    """One life of the engine."""
+
+    popen: subprocess.Popen[bytes]
+    connection: socket.socket
+    transport: asyncio.Transport | None = None
+
+
+class EngineProcess(asyncio.Protocol):
+    """A Backend."""
+
+    def __init__(self, model: str | None, config: EngineConfig, *, step_timeout_s: float = STEP_TIMEOUT_S) -> None:
+        self._model = model
+        self._config = config
+        self._step_timeout_s = step_timeout_s
+        self._folder = tempfile.TemporaryDirectory(prefix="understudy-", ignore_cleanup_errors=True)
+        self._mail: dict[str, Mailbox] = {}
+        self._switches = ALL_ON
+        self._sinks: list[EventSink] = []
+        self._state = BackendState("starting")
+        self._info: ModelInfo | None = None
+        self._load = EngineLoad()
+        self._failure: ModelError | None = None
+        self._checks: list[asyncio.Future[EngineCheck]] = []
+        self._ready = asyncio.Event()
+        self._gone = asyncio.Event()
+        self._frames = Frames()
+        self._process: _Process | None = None
+        self._heard_s = 0.0
+        self._supervision: asyncio.Task[None] | None = None
+        self.num_restarts = 0
+
+    # what a server asks
+
+    @property
+    def state(self) -> BackendState:
+        """Whether it can answer now."""
+        return self._state
+
+    @property
+    def info(self) -> ModelInfo:
+        """What it serves."""
+        assert self._info is not None, "asked before it was ever ready"
+        return self._info
+
+    @property
+    def load(self) -> EngineLoad:
+        """How full it was after its last step."""
+        return self._load
+
+    @property
+    def pid(self) -> int | None:
+        """The engine's process, while there is one."""
+        return None if self._process is None else self._process.popen.pid
+
+    async def start(self) -> None:
+        """Start the engine and wait until it is ready. A first start that fails is not tried again."""
+        await self._spawn()
+        ready, gone = asyncio.create_task(self._ready.wait()), asyncio.create_task(self._gone.wait())
+        try:
+            await asyncio.wait({ready, gone}, timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ready.cancel()
+            gone.cancel()
+        if not self._ready.is_set():
+            await self.close()
+            raise self._failure or ModelError("The engine's process ended before it was ready.", "See its messages.")
+        self._supervision = asyncio.create_task(self._supervise())
+
+    async def wait_ready(self) -> None:
+        """Return when it can answer."""
+        await self._ready.wait()
+        if self._state.phase == "stopped":
+            raise EngineLost("The server is being stopped.")
+
+    async def generate(self, request: Request) -> AsyncGenerator[Output, None]:
+        """Yield the outputs of a request until every choice has ended; closing the iterator aborts it."""
+        if not self._ready.is_set() or self._state.phase == "stopped":
+            raise EngineLost("The engine is being started again.", "Ask again in a few seconds.")
+        request_id = request.request_id
+        assert request_id not in self._mail, "every request has an id of its own"
+        mailbox = self._mail[request_id] = Mailbox(request.sampling.n, lambda: self._send(Abort(request_id)))
+        try:
+            self._send(Submit(request))
+            while not mailbox.is_finished:
+                yield await mailbox.take()
+        finally:
+            del self._mail[request_id]
+            if not mailbox.is_finished:
+                self._send(Abort(request_id))
+
+    def switch(self, switches: Switches) -> None:
+        """Switch speculation, now and after every restart."""
+        self._switches = switches
+        self._send(Switch(switches))
+
+    def listen(self, sink: EventSink) -> None:
+        """Let `sink` hear what the engine emits."""
+        self._sinks.append(sink)
+
+    async def check(self) -> EngineCheck:
+        """Let the engine count its blocks."""
+        await self.wait_ready()
+        answer: asyncio.Future[EngineCheck] = asyncio.get_running_loop().create_future()
+        self._checks.append(answer)
+        self._send(Check())
+        return await answer
+
+    async def close(self) -> None:
+        """End the engine's process, and wait until it is gone."""
+        self._state = BackendState("stopped")
+        if self._supervision is not None:
+            self._supervision.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._supervision
+        await self._end()
+        self._lose("The server is being stopped.")
+        self._ready.set()  # whoever waits is told
+        self._folder.cleanup()
+
+    # one life
+
+    async def _spawn(self) -> None:
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        self._frames = Frames()
+        self._ready.clear()
+        self._gone.clear()
+        with theirs, contextlib.ExitStack() as on_failure:
+            on_failure.enter_context(ours)
+            popen = subprocess.Popen(
+                [sys.executable, "-m", "understudy.worker", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+            )
+            on_failure.pop_all()  # it lives
+        self._process = _Process(popen, ours)
+        transport, _ = await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=ours)
+        self._process.transport = transport
+        folder = tempfile.mkdtemp(dir=self._folder.name)
+        self._heard_s = time.monotonic()
+        self._send(Start(self._model, self._config, folder, self._switches))
+
+    async def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if process.transport is not None:
+            process.transport.abort()
+        process.popen.kill()
+        await asyncio.to_thread(process.popen.wait)
+
+    async def _supervise(self) -> None:
+        """Wait for the engine's end, and begin again."""
+        num_failures = 0
+        while True:
+            await self._wait_for_end()
+            process = self._process
+            was_ready = self._state.phase == "ready"
+            await self._end()
+            status = process.popen.returncode if process is not None else None
+            reason = self._failure.message if self._failure else f"its process ended with status {status}"
+            self._state = BackendState("restarting", f"the engine died: {reason}")
+            log.error("the engine died: %s; starting it again", reason)
+            self._emit(Fallback("the engine", f"started again: {reason}"))
+            self._lose("The engine died while it computed this answer.")
+            num_failures = 0 if was_ready else num_failures + 1
+            if num_failures:  # it did not even start: trying again at once would only burn
+                await asyncio.sleep(_backoff_s(num_failures))
+            self.num_restarts += 1
+            self._failure = None
+            try:
+                await self._spawn()
+            except OSError as error:  # no memory, no descriptor, no room on the disk: later there may be
+                self._failure = ModelError(f"no process could be started: {error}")
+                self._gone.set()
+
+    async def _wait_for_end(self) -> None:
+        """Return when the connection is lost, or when the engine has been silent for too long with work to do."""
+        while not self._gone.is_set():
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._gone.wait(), timeout=min(1.0, self._step_timeout_s / 4))
+            limit_s = self._step_timeout_s if self._ready.is_set() else START_TIMEOUT_S
+            # answers that are whole and only wait for their reader are none of the engine's work
+            has_work = any(mailbox.is_expecting for mailbox in self._mail.values())
+            if (has_work or not self._ready.is_set()) and time.monotonic() - self._heard_s > limit_s:
+                log.error("the engine said nothing for %.0f s", limit_s)
+                return
+            if not has_work and self._ready.is_set():
+                self._heard_s = time.monotonic()
+
+    def _lose(self, message: str) -> None:
+        self._load = EngineLoad()
+        for mailbox in self._mail.values():
+            mailbox.fail(EngineLost(message, "Ask again; with the same seed the answer will be the same."))
+        for answer in self._checks:
+            if not answer.done():
+                answer.set_exception(EngineLost(message))
+        self._checks.clear()
+
+    def _send(self, command: Command) -> None:
+        """Send a command. With nobody there it is dropped: what must be known again is told at the next start."""
+        if self._process is not None and self._process.transport is not None:
+            self._process.transport.write(frame(command))
+
+    # what the engine says: asyncio calls these
+
+    def data_received(self, data: bytes) -> None:
+        """Read reports."""
+        self._heard_s = time.monotonic()
+        for body in self._frames.add(data):
+            self._hear(reports.decode(body))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The process is gone, or will be."""
+        self._ready.clear()
+        self._gone.set()
+
+    def _hear(self, report: Report) -> None:
+        match report:
+            case Stepped(outputs, load, cycles):
+                self._load = load
+                for output in outputs:
+                    self._deliver(output)
+                for cycle in cycles:
+                    self._emit(cycle)
+            case Refused():
+                if report.request_id in self._mail:
+                    self._mail[report.request_id].fail(_refusal(report))
+            case Told(fallbacks, notices, num_preempted):
+                events: list[Event] = [*fallbacks, *notices, *[Preempted("", 0)] * num_preempted]
+                for event in events:
+                    self._emit(event)
+            case Ready(info, load):
+                self._info, self._load = info, load
+                self._state = BackendState("ready")
+                self._ready.set()
+            case Failed(message, remedy):
+                self._failure = ModelError(message, remedy)
+            case Checked(check):
+                answer = self._checks.pop(0)
+                if not answer.done():  # whoever asked may have left
+                    answer.set_result(check)
+
+    def _deliver(self, output: Output) -> None:
+        mailbox = self._mail.get(output.request_id)
+        if mailbox is not None:
+            mailbox.put(output)
+        if output.facts is not None and output.finish_reason is not None:
+            self._emit(Ended(output.request_id, output.choice, output.finish_reason, output.facts))
+
+    def _emit(self, event: Event) -> None:
+        for sink in self._sinks:
+            try:
+                sink(event)
+            except Exception:  # whoever listens (a terminal that was closed) must not cost the engine its life
+                log.exception("an event could not be told")
+
+
+def _backoff_s(num_failures: int) -> float:
+    """How long to wait after so many starts that failed."""
+    return min(_MOST_BACKOFF_S, 0.5 * 2.0 ** min(num_failures, 10))
+
+
+def _refusal(report: Refused) -> InvalidRequest | CapacityError:
+    if report.too_large:
+        return CapacityError(report.message, report.remedy)
+    return InvalidRequest(report.message, report.remedy, parameter=report.parameter)

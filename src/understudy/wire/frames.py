@@ -1,0 +1,77 @@
+"""Messages as frames on a socket: four bytes of length, then MessagePack. Whoever reads knows which types may come."""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections.abc import Iterator
+
+import msgspec
+
+from understudy.wire.messages import Command, Report
+
+MOST_BYTES = 256 << 20
+"""No message is longer. A frame that claims to be is no frame of ours."""
+_LENGTH_BYTES = 4
+
+_encoder = msgspec.msgpack.Encoder()
+commands: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
+reports: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)
+
+
+def frame(message: Command | Report) -> bytes:
+    """Write a message."""
+    body = _encoder.encode(message)
+    assert len(body) <= MOST_BYTES
+    return len(body).to_bytes(_LENGTH_BYTES, "little") + body
+
+
+class Frames:
+    """Bytes that arrive in pieces, cut into whole frames."""
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+
+    def add(self, piece: bytes) -> Iterator[bytes]:
+        """Take more bytes; yield the body of every frame that is now whole."""
+        self._bytes += piece
+        start = 0
+        while len(self._bytes) - start >= _LENGTH_BYTES:
+            length = int.from_bytes(self._bytes[start : start + _LENGTH_BYTES], "little")
+            if length > MOST_BYTES:
+                raise ValueError(f"a frame of {length} bytes")
+            end = start + _LENGTH_BYTES + length
+            if len(self._bytes) < end:
+                break
+            yield bytes(self._bytes[start + _LENGTH_BYTES : end])
+            start = end
+        del self._bytes[:start]
+
+
+class Channel:
+    """The engine process's end: it computes, and looks into its letter box between two steps."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._frames = Frames()
+        self._waiting: list[Command] = []
+        # not select(), which knows no descriptor from 1024 on: a busy server hands down such a number
+        self._poll = select.poll()
+        self._poll.register(connection, select.POLLIN)
+
+    def send(self, report: Report) -> None:
+        """Send a report. Blocks while the other end does not read."""
+        self._connection.sendall(frame(report))
+
+    def receive(self, *, wait: bool) -> list[Command]:
+        """All commands that have come; with `wait` at least one. EOFError when the other end is gone."""
+        timeout_ms = None if wait else 0
+        while self._poll.poll(timeout_ms):
+            piece = self._connection.recv(1 << 20)
+            if not piece:
+                raise EOFError
+            self._waiting.extend(commands.decode(body) for body in self._frames.add(piece))
+            if self._waiting:
+                timeout_ms = 0
+        received, self._waiting = self._waiting, []
+        return received

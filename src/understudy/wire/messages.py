@@ -1,0 +1,96 @@
+"""The messages. They carry the plain data of core/, whose own checks run again on arrival."""
+
+from __future__ import annotations
+
+import msgspec
+
+from understudy.config import EngineConfig
+from understudy.core.backend import EngineCheck, EngineLoad, ModelInfo
+from understudy.core.events import Cycle, Fallback, Notice
+from understudy.core.request import Output, Request
+from understudy.core.switches import Switches
+
+
+class Start(msgspec.Struct, tag=True):
+    """The first message to an engine process: what to load."""
+
+    model: str | None
+    config: EngineConfig
+    tokenizer_folder: str
+    """An empty folder that the tokenizer is written to."""
+    switches: Switches
+
+
+class Submit(msgspec.Struct, tag=True):
+    """Answer this."""
+
+    request: Request
+
+
+class Abort(msgspec.Struct, tag=True):
+    """Nobody waits for this any more."""
+
+    request_id: str
+
+
+class Switch(msgspec.Struct, tag=True):
+    """Obey these from the next step on."""
+
+    switches: Switches
+
+
+class Check(msgspec.Struct, tag=True):
+    """Count your blocks."""
+
+
+Command = Start | Submit | Abort | Switch | Check
+
+
+class Ready(msgspec.Struct, tag=True):
+    """The engine can answer."""
+
+    info: ModelInfo
+    load: EngineLoad
+
+
+class Failed(msgspec.Struct, tag=True):
+    """The engine cannot start, for a reason that its user can mend."""
+
+    message: str
+    remedy: str
+
+
+class Refused(msgspec.Struct, tag=True):
+    """A request can never be served."""
+
+    request_id: str
+    message: str
+    remedy: str
+    parameter: str | None
+    too_large: bool
+
+
+class Stepped(msgspec.Struct, tag=True):
+    """One step: all that was said in it, what it cost, and how full the engine is now."""
+
+    outputs: list[Output]
+    load: EngineLoad
+    cycles: list[Cycle]
+
+
+class Told(msgspec.Struct, tag=True):
+    """What a user should know."""
+
+    fallbacks: list[Fallback]
+    notices: list[Notice]
+    num_preempted: int = 0
+    """Whose turn it was does not matter out here."""
+
+
+class Checked(msgspec.Struct, tag=True):
+    """What counting the blocks came to."""
+
+    check: EngineCheck
+
+
+Report = Ready | Failed | Refused | Stepped | Told | Checked

@@ -1,0 +1,190 @@
+"""The engine process: reads commands between two steps, and tells what every step said.
+
+It is started with the number of a socket that it inherits, and ends when the other end of that socket does: nothing
+is left running. An error in a step ends it too; whoever started it starts another.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from understudy.assembly import Target, build_engine, load_configured
+from understudy.config import DEFAULT_DRAFTERS, EngineConfig
+from understudy.core.backend import EngineCheck, EngineLoad, ModelInfo
+from understudy.core.events import Cycle, Event, Fallback, Notice, Preempted
+from understudy.core.request import Request
+from understudy.engine.engine import Engine
+from understudy.errors import CapacityError, InvalidRequest, UnderstudyError
+from understudy.wire.frames import Channel
+from understudy.wire.messages import (
+    Abort,
+    Check,
+    Checked,
+    Command,
+    Failed,
+    Ready,
+    Refused,
+    Start,
+    Stepped,
+    Submit,
+    Switch,
+    Told,
+)
+
+log = logging.getLogger("understudy.engine")
+
+
+class Worker:
+    """An engine and the channel to whoever asks it."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._cycles: list[Cycle] = []
+        self._told = Told([], [])
+
+    def run(self) -> int:
+        """Load what the first command names, then serve until the other end is gone; return the exit status."""
+        try:
+            start, *others = self._channel.receive(wait=True)
+            assert isinstance(start, Start), "the first command says what to load"
+            try:
+                engine = self._start(start)
+            except UnderstudyError as error:
+                self._channel.send(Failed(error.message, error.remedy))
+                return 2
+            for command in others:
+                self._obey(engine, command)
+            while True:
+                self._turn(engine)
+        except (EOFError, ConnectionError):
+            return 0
+
+    def _start(self, start: Start) -> Engine:
+        config, problem = start.config, ""
+        try:
+            target = load_configured(start.model, config, emit=self._hear)
+        except UnderstudyError as error:
+            if config.draft is None:
+                raise
+            # a draft is no condition for an answer: without it the words are the same
+            problem = str(error)
+            self._hear(Fallback("the draft model", f"serving without it: {problem}"))
+            config = without_draft(config)
+            target = load_configured(start.model, config, emit=self._hear)
+        engine = build_engine(target, config, emit=self._hear)
+        engine.switch(start.switches)
+        _ = engine.grammars  # made now: the first request with a grammar must not hold up the others
+        target.tokenizer.save(Path(start.tokenizer_folder))
+        self._tell()
+        self._channel.send(Ready(model_info(target, engine, start.tokenizer_folder, problem), load_of(engine)))
+        return engine
+
+    def _turn(self, engine: Engine) -> None:
+        for command in self._channel.receive(wait=not engine.has_work):
+            self._obey(engine, command)
+        if engine.has_work:
+            outputs = engine.step()
+            cycles, self._cycles = self._cycles, []
+            self._channel.send(Stepped(outputs, load_of(engine), cycles))
+        self._tell()
+
+    def _obey(self, engine: Engine, command: Command) -> None:
+        match command:
+            case Submit(request):
+                self._submit(engine, request)
+            case Abort(request_id):
+                engine.abort(request_id)
+            case Switch(switches):
+                engine.switch(switches)
+            case Check():
+                self._channel.send(Checked(check(engine)))
+            case Start():
+                raise AssertionError("an engine starts once")
+
+    def _submit(self, engine: Engine, request: Request) -> None:
+        try:
+            engine.submit(request)
+        except (InvalidRequest, CapacityError) as error:
+            parameter = getattr(error, "parameter", None)
+            too_large = isinstance(error, CapacityError)
+            self._channel.send(Refused(request.request_id, error.message, error.remedy, parameter, too_large))
+
+    def _hear(self, event: Event) -> None:
+        if isinstance(event, Cycle):
+            self._cycles.append(event)
+        elif isinstance(event, Fallback):
+            self._told.fallbacks.append(event)
+        elif isinstance(event, Notice):
+            self._told.notices.append(event)
+        elif isinstance(event, Preempted):
+            self._told.num_preempted += 1
+
+    def _tell(self) -> None:
+        told = self._told
+        if told.fallbacks or told.notices or told.num_preempted:
+            self._channel.send(told)
+            self._told = Told([], [])
+
+
+def without_draft(config: EngineConfig) -> EngineConfig:
+    """The same configuration with no draft model."""
+    drafters = tuple(name for name in config.drafters if name != "model")
+    return replace(config, draft=None, drafters=drafters or DEFAULT_DRAFTERS)
+
+
+def model_info(target: Target, engine: Engine, tokenizer_folder: str, draft_problem: str) -> ModelInfo:
+    """What a server needs to know of an engine."""
+    model = target.decoder.config
+    kv_tokens = engine.num_blocks * target.page_tokens
+    return ModelInfo(
+        name=target.name,
+        system_fingerprint=target.system_fingerprint,
+        max_context=engine.max_context,
+        vocab_size=model.vocab_size,
+        eos_ids=tuple(model.eos_ids),
+        tokenizer_folder=tokenizer_folder,
+        drafters=tuple(engine.drafter_names),
+        draft_problem=draft_problem,
+        weights=target.weights,
+        max_sequences=engine.config.max_sequences,
+        max_tokens=kv_tokens,
+        target_bytes=target.num_bytes,
+        draft_bytes=0 if target.draft is None else target.draft.num_bytes,
+        kv_bytes=kv_tokens * target.kv_bytes_per_token,
+    )
+
+
+def load_of(engine: Engine) -> EngineLoad:
+    """How full an engine is."""
+    return EngineLoad(engine.num_running, engine.num_waiting, engine.num_free_blocks, engine.num_blocks)
+
+
+def check(engine: Engine) -> EngineCheck:
+    """Compare the blocks' counts with those who hold them."""
+    try:
+        engine.check()
+        problem = ""
+    except AssertionError as error:
+        problem = str(error) or "the counts differ"
+    return EngineCheck(load_of(engine), engine.num_live_requests, problem)
+
+
+def main() -> int:
+    """Serve on the socket whose number is the only argument."""
+    # a terminal or a service manager sends signals to the whole group: the server decides when this process ends
+    for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(ignored, signal.SIG_IGN)
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    os.set_inheritable(connection.fileno(), False)
+    logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
+    return Worker(Channel(connection)).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

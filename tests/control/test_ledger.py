@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from understudy.control.cost import CostModel, Load
+from understudy.control.ledger import ALLOWED, GRACE_STEPS, Ledger
+from understudy.control.policy import Offer, choose
+
+
+def test_balance_by_hand() -> None:
+    ledger = Ledger()
+    assert ledger.room_s(1.0) == GRACE_STEPS
+    for _ in range(10):
+        ledger.add(plain_step_s=1.0, step_s=1.0, num_words=1)
+    assert abs(ledger.room_s(1.0) - 10 * ALLOWED - GRACE_STEPS) < 1e-9
+    ledger.add(plain_step_s=1.0, step_s=1.5, num_words=1)
+    assert abs(ledger.room_s(1.0) - (11 * ALLOWED + GRACE_STEPS - 0.5)) < 1e-9
+    ledger.add(plain_step_s=1.0, step_s=1.2, num_words=4)
+    assert abs(ledger.room_s(1.0) - 15 * ALLOWED - GRACE_STEPS) < 1e-9, "what was gained is not spent on others"
+
+
+@settings(deadline=None, max_examples=150)
+@given(seed=st.integers(0, 10**6))
+def test_who_only_rides_along_is_late_by_no_more_than_the_share_and_the_grace(seed: int) -> None:
+    """Whatever the others claim, and whatever becomes of it."""
+    rng = random.Random(seed)
+    cost = CostModel({1: 1.0, 8: 1.0 + rng.random(), 32: 2.0 + 8 * rng.random()})
+    ledgers = [Ledger() for _ in range(rng.randint(1, 6))]
+    num_bought = 0
+    for _ in range(60):
+        base = Load.of((1, 1) for _ in ledgers)
+        plain_s = cost.step_s(base)
+        claims: list[list[float]] = [[], *([rng.random()] * rng.randint(0, 4) for _ in ledgers[1:])]
+        offers = [
+            Offer(context=1, survival=claim, room_s=ledger.room_s(plain_s))
+            for claim, ledger in zip(claims, ledgers, strict=True)
+        ]
+        nodes = choose(offers, base, cost, max_rows=26).nodes
+        num_bought += sum(map(len, nodes))
+        step_s = cost.step_s(Load(base.rows + sum(map(len, nodes)), base.keys, base.reads))
+        for ledger, line in zip(ledgers, nodes, strict=True):
+            ledger.add(plain_step_s=plain_s, step_s=step_s, num_words=1 + rng.randint(0, len(line)))
+        rider = ledgers[0]
+        assert rider.spent_s <= (1 + ALLOWED) * rider.plain_s + GRACE_STEPS * plain_s + 1e-9
+
+
+def test_a_rider_that_was_made_to_wait_enough_is_made_to_wait_no_more() -> None:
+    cost = CostModel({1: 1.0, 2: 1.0, 8: 1.6, 64: 10.0})
+    base = Load.of((1, 1) for _ in range(2))
+    fresh, tired = Ledger(), Ledger()
+    tired.add(plain_step_s=1.0, step_s=1.6, num_words=1)
+    gaining = Offer(context=1, survival=[0.9, 0.8, 0.7], room_s=fresh.room_s(1.0))
+    assert choose([gaining, Offer(context=1, survival=[], room_s=fresh.room_s(1.0))], base, cost, max_rows=9).nodes[0]
+    assert choose([gaining, Offer(context=1, survival=[], room_s=tired.room_s(1.0))], base, cost, max_rows=9).nodes == [
+        [],
+        [],
+    ]

@@ -1,0 +1,265 @@
+"""The real backend on a tiny model: one process that is started, asked, killed, and started again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.tiny_models import write_tiny_model
+from understudy.config import EngineConfig
+from understudy.core.events import Cycle, Ended, Event, Fallback
+from understudy.core.request import Output, Request, SamplingParams, Speculation
+from understudy.core.switches import OFF, Switches
+from understudy.errors import EngineLost, InvalidRequest, ModelError
+from understudy.llm import LLM
+from understudy.server.supervisor import EngineProcess, _backoff_s
+from understudy.text.tokenizer import Tokenizer
+
+CONFIG = EngineConfig(num_threads=1, kv_tokens=4096)
+PROMPT = (1, 40, 41, 42, 40, 41, 42, 40, 41)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("model"), seed=5, tie_word_embeddings=False)
+
+
+def asked(name: str, *, max_tokens: int = 40, seed: int = 3, forced: bool = False) -> Request:
+    sampling = SamplingParams(temperature=0.7, seed=seed, max_tokens=max_tokens, ignore_eos=True)
+    return Request(request_id=name, prompt_ids=PROMPT, sampling=sampling, speculation=Speculation(forced=forced))
+
+
+async def outputs(backend: EngineProcess, request: Request) -> list[Output]:
+    return [output async for output in backend.generate(request)]
+
+
+def words(found: list[Output]) -> list[int]:
+    return [token for output in found for token in output.token_ids]
+
+
+@contextlib.asynccontextmanager
+async def running(folder: Path, **options: Any) -> AsyncGenerator[EngineProcess, None]:
+    backend = EngineProcess(str(folder), CONFIG, **options)
+    try:
+        await backend.start()
+        yield backend
+    finally:
+        await backend.close()
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def on_a_backend(folder: Path, test: Callable[[EngineProcess], Awaitable[None]], **options: Any) -> None:
+    async def run() -> None:
+        async with running(folder, **options) as backend:
+            await test(backend)
+
+    asyncio.run(run())
+
+
+def test_words_are_those_of_an_engine_in_this_process(folder: Path) -> None:
+    events: list[Event] = []
+
+    async def test(backend: EngineProcess) -> None:
+        backend.listen(events.append)
+        llm = LLM(folder, config=CONFIG)
+        (expected,) = llm.run([asked("here")])
+        found = await asyncio.gather(*(outputs(backend, asked(f"there-{i}", forced=i % 2 == 0)) for i in range(4)))
+        assert [words(line) for line in found] == [expected.token_ids] * 4
+        assert all(line[-1].facts is not None and line[-1].facts.num_tokens == 40 for line in found)
+        ended = [event for event in events if isinstance(event, Ended)]
+        assert {event.request_id for event in ended} == {f"there-{i}" for i in range(4)}
+        assert any(isinstance(event, Cycle) for event in events)
+        info = backend.info
+        tokenizer = Tokenizer.from_folder(Path(info.tokenizer_folder), eos_ids=info.eos_ids)
+        theirs, text = llm.target.tokenizer, "the <|im_end|> cat é"
+        assert tokenizer.encode(text) == theirs.encode(text)
+        assert (tokenizer.chat_template, tokenizer.eos_ids) == (theirs.chat_template, theirs.eos_ids)
+        assert (await backend.check()).problem == ""
+
+    on_a_backend(folder, test)
+
+
+def test_what_cannot_be_served_is_refused_with_its_field(folder: Path) -> None:
+    async def test(backend: EngineProcess) -> None:
+        with pytest.raises(InvalidRequest, match="Token 99999 does not exist"):
+            await outputs(backend, Request(request_id="a", prompt_ids=(99999,)))
+        with pytest.raises(InvalidRequest) as found:
+            await outputs(backend, Request(request_id="b", prompt_ids=PROMPT * 1000))
+        assert found.value.parameter == "prompt"
+        assert words(await outputs(backend, asked("c"))), "and it goes on"
+
+    on_a_backend(folder, test)
+
+
+def test_an_answer_that_nobody_reads_gives_its_blocks_back(folder: Path) -> None:
+    async def test(backend: EngineProcess) -> None:
+        for number in range(5):
+            async with contextlib.aclosing(backend.generate(asked(f"a{number}", max_tokens=400))) as answer:
+                await anext(answer)
+        check = await backend.check()  # read before the next step
+        await asyncio.sleep(0.2)
+        check = await backend.check()
+        assert (check.num_live_requests, check.load.num_running, check.problem) == (0, 0, "")
+        assert check.load.num_free_blocks == check.load.num_blocks
+
+    on_a_backend(folder, test)
+
+
+def test_switches_reach_running_requests_and_survive_a_death(folder: Path) -> None:
+    cycles: list[Cycle] = []
+
+    async def test(backend: EngineProcess) -> None:
+        backend.listen(lambda event: cycles.append(event) if isinstance(event, Cycle) else None)
+        expected = words(await outputs(backend, asked("a", max_tokens=300, forced=True)))
+        assert any(cycle.num_draft_rows for cycle in cycles), "nothing was drafted at all"
+        running = asyncio.create_task(outputs(backend, asked("b", max_tokens=300, forced=True)))
+        cycles.clear()
+        await until(lambda: len(cycles) > 5)
+        backend.switch(OFF)
+        answer = await running
+        assert words(answer) == expected
+        assert not cycles[-1].num_draft_rows
+        os.kill(backend.pid or 0, signal.SIGKILL)
+        await until(lambda: backend.state.phase == "restarting")
+        await backend.wait_ready()
+        cycles.clear()
+        assert words(await outputs(backend, asked("c", max_tokens=300, forced=True))) == expected
+        assert not any(cycle.num_draft_rows for cycle in cycles), "it came back switched on"
+        backend.switch(Switches(max_depth=2))
+        cycles.clear()
+        assert words(await outputs(backend, asked("d", max_tokens=300, forced=True))) == expected
+        assert any(cycle.num_draft_rows for cycle in cycles)
+
+    on_a_backend(folder, test)
+
+
+def test_death_costs_only_what_was_running_and_the_engine_is_back(folder: Path) -> None:
+    async def test(backend: EngineProcess) -> None:
+        heard: list[Event] = []
+        backend.listen(heard.append)
+        expected = words(await outputs(backend, asked("a")))
+        lost = [asyncio.create_task(outputs(backend, asked(f"lost-{i}", max_tokens=450))) for i in range(3)]
+        await until(lambda: backend.load.num_running == 3)
+        os.kill(backend.pid or 0, signal.SIGKILL)
+        results = await asyncio.wait_for(asyncio.gather(*lost, return_exceptions=True), timeout=10)
+        assert all(isinstance(result, EngineLost) for result in results)
+        with pytest.raises(EngineLost):
+            await outputs(backend, asked("too soon"))
+        await asyncio.wait_for(backend.wait_ready(), timeout=60)
+        assert words(await outputs(backend, asked("b"))) == expected
+        assert backend.num_restarts == 1
+        assert [event for event in heard if isinstance(event, Fallback) and event.what == "the engine"]
+
+    on_a_backend(folder, test)
+
+
+def test_no_process_and_no_listener_ends_the_supervision(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    popen, refusals = subprocess.Popen, [OSError(24, "Too many open files")]
+
+    def unwilling(*args: Any, **options: Any) -> Any:
+        if refusals:
+            raise refusals.pop()
+        return popen(*args, **options)
+
+    def closed_terminal(event: Event) -> None:
+        raise BrokenPipeError
+
+    async def test(backend: EngineProcess) -> None:
+        monkeypatch.setattr(subprocess, "Popen", unwilling)
+        backend.listen(closed_terminal)
+        os.kill(backend.pid or 0, signal.SIGKILL)
+        await until(lambda: "Too many open files" in backend.state.reason)
+        await asyncio.wait_for(backend.wait_ready(), timeout=60)
+        assert backend.num_restarts == 2
+        assert len(words(await outputs(backend, asked("a")))) == 40
+
+    on_a_backend(folder, test)
+
+
+def test_no_number_of_failures_is_too_large() -> None:
+    waits_s = [_backoff_s(num_failures) for num_failures in (1, 2, 5, 6, 10_000)]
+    assert waits_s == [1.0, 2.0, 16.0, 30.0, 30.0]
+
+
+def test_an_engine_that_hangs_is_started_again(folder: Path) -> None:
+    async def test(backend: EngineProcess) -> None:
+        first = backend.pid
+        os.kill(first or 0, signal.SIGSTOP)
+        with pytest.raises(EngineLost):
+            await asyncio.wait_for(outputs(backend, asked("a")), timeout=30)
+        await asyncio.wait_for(backend.wait_ready(), timeout=60)
+        assert backend.pid != first
+        assert len(words(await outputs(backend, asked("b")))) == 40
+
+    on_a_backend(folder, test, step_timeout_s=2.0)
+
+
+def test_an_answer_that_waits_for_its_reader_is_no_hang(folder: Path) -> None:
+    async def test(backend: EngineProcess) -> None:
+        first = backend.pid
+        async with contextlib.aclosing(backend.generate(asked("a"))) as answer:
+            found = [await anext(answer)]
+            await asyncio.sleep(1.5)  # the engine is idle long before, and says nothing
+            found += [output async for output in answer]
+        assert len(words(found)) == 40
+        assert (backend.pid, backend.num_restarts) == (first, 0)
+
+    on_a_backend(folder, test, step_timeout_s=0.5)
+
+
+def test_a_first_start_that_fails_says_why(tmp_path: Path) -> None:
+    async def run() -> None:
+        backend = EngineProcess(str(tmp_path / "nothing"), CONFIG)
+        with pytest.raises(ModelError) as found:
+            await backend.start()
+        assert "nothing" in found.value.message
+        assert backend.pid is None
+
+    asyncio.run(run())
+
+
+def test_a_draft_that_fails_to_load_is_no_reason_not_to_serve(folder: Path, tmp_path: Path) -> None:
+    async def run() -> None:
+        config = EngineConfig(num_threads=1, kv_tokens=4096, draft=str(tmp_path / "no draft"))
+        backend = EngineProcess(str(folder), config)
+        heard: list[Event] = []
+        backend.listen(heard.append)
+        try:
+            await backend.start()
+            assert "no draft" in backend.info.draft_problem
+            assert "model" not in backend.info.drafters
+            assert [event.what for event in heard if isinstance(event, Fallback)] == ["the draft model"]
+            assert len(words(await outputs(backend, asked("a")))) == 40
+        finally:
+            await backend.close()
+
+    asyncio.run(run())
+
+
+def test_nothing_is_left_when_it_is_closed(folder: Path) -> None:
+    async def run() -> tuple[int, Path]:
+        async with running(folder) as backend:
+            lost = asyncio.create_task(outputs(backend, asked("a", max_tokens=450)))
+            await until(lambda: backend.load.num_running == 1)
+            pid, kept = backend.pid or 0, Path(backend.info.tokenizer_folder)
+        with pytest.raises(EngineLost):
+            await lost
+        return pid, kept
+
+    pid, kept = asyncio.run(run())
+    assert not psutil.pid_exists(pid)
+    assert not kept.exists()
