@@ -48,8 +48,6 @@ class ServerConfig:
     """A stream that has nothing to say for this long sends a comment."""
     drain_s: float = 30.0
     """After SIGTERM, what runs may go on for this long."""
-    always_metrics: bool = False
-    """Put what speculation did into every answer, asked for or not."""
     max_depth: int | None = None
     """No draft reaches further than this, whatever a request or a switch allows."""
     switch_file: Path | None = None

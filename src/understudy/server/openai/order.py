@@ -104,9 +104,51 @@ def make_order(
     caller, info = caller_of(http), service.backend.info
     seed = secrets.randbits(63) if body.seed is None else body.seed & (2**64 - 1)
     is_echo = isinstance(body, CompletionBody) and body.echo is True
-    wanted_tokens = _wanted_tokens(body)
-    prediction_ids = _prediction_ids(service, body)
     _check_ids(body, info)
+    requests = _requests(service, body, prompts, answer_id, seed=seed, caller=caller, workload_class=workload_class,
+                         grammar=grammar)  # fmt: skip
+    options = body.stream_options
+    wants_padding = None if options is None else options.include_obfuscation
+    has_usage = options is not None and options.include_usage is True
+    return Order(
+        answer_id=answer_id,
+        request_id=request_id_of(http),
+        created=int(time.time()),
+        endpoint=endpoint,
+        model=service.model_name,
+        fingerprint=info.system_fingerprint,
+        seed=seed,
+        caller=caller,
+        requests=requests,
+        texts=tuple(prompt.text for prompt in prompts) if is_echo else (),
+        is_stream=body.stream is True,
+        has_usage=has_usage,
+        has_running_usage=has_usage and options is not None and options.continuous_usage_stats is True,
+        is_padded=not caller.is_local if wants_padding is None else wants_padding,
+        has_metrics=body.include_metrics is True or http.headers.get("x-include-metrics") == "1",
+        has_token_ids=body.return_token_ids is True,
+        num_logprobs=_num_logprobs(body),
+        keeps_stop=body.include_stop_str_in_output is True,
+        is_echo_only=_wanted_tokens(body) == 0,
+        tools=tools,
+        headers={"x-seed": str(seed), **({"x-ignored-fields": header_names(ignored)} if ignored else {})},
+    )
+
+
+def _requests(
+    service: Service,
+    body: ChatBody | CompletionBody,
+    prompts: list[Prompt],
+    answer_id: str,
+    *,
+    seed: int,
+    caller: Caller,
+    workload_class: str,
+    grammar: Grammar | None,
+) -> tuple[Request, ...]:
+    """What the engine is asked, one request for each prompt."""
+    info, wanted_tokens = service.backend.info, _wanted_tokens(body)
+    prediction_ids = _prediction_ids(service, body)
     requests = []
     for number, prompt in enumerate(prompts):
         token_ids = _fitting(body, prompt.token_ids, info, wanted_tokens)
@@ -122,34 +164,7 @@ def make_order(
                 priority=body.priority or 0,
             )
         )
-    options = body.stream_options
-    wants_padding = None if options is None else options.include_obfuscation
-    has_usage = options is not None and options.include_usage is True
-    return Order(
-        answer_id=answer_id,
-        request_id=request_id_of(http),
-        created=int(time.time()),
-        endpoint=endpoint,
-        model=service.model_name,
-        fingerprint=info.system_fingerprint,
-        seed=seed,
-        caller=caller,
-        requests=tuple(requests),
-        texts=tuple(prompt.text for prompt in prompts) if is_echo else (),
-        is_stream=body.stream is True,
-        has_usage=has_usage,
-        has_running_usage=has_usage and options is not None and options.continuous_usage_stats is True,
-        is_padded=not caller.is_local if wants_padding is None else wants_padding,
-        has_metrics=bool(
-            body.include_metrics or service.config.always_metrics or http.headers.get("x-include-metrics") == "1"
-        ),
-        has_token_ids=body.return_token_ids is True,
-        num_logprobs=_num_logprobs(body),
-        keeps_stop=body.include_stop_str_in_output is True,
-        is_echo_only=wanted_tokens == 0,
-        tools=tools,
-        headers={"x-seed": str(seed), **({"x-ignored-fields": header_names(ignored)} if ignored else {})},
-    )
+    return tuple(requests)
 
 
 def _wanted_tokens(body: ChatBody | CompletionBody) -> int | None:
