@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncGenerator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from understudy.config import EngineConfig
@@ -66,6 +67,8 @@ class EngineProcess(asyncio.Protocol):
         self._config = config
         self._step_timeout_s = step_timeout_s
         self._folder = tempfile.TemporaryDirectory(prefix="understudy-", ignore_cleanup_errors=True)
+        # A process inherits its priority from the thread that starts it, and the thread of the web gives way: see run.py
+        self._starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine-starter")
         self._mail: dict[str, Mailbox] = {}
         self._switches = ALL_ON
         self._sinks: list[EventSink] = []
@@ -168,6 +171,7 @@ class EngineProcess(asyncio.Protocol):
         await self._end()
         self._lose("The server is being stopped.")
         self._ready.set()  # whoever waits is told
+        self._starter.shutdown(wait=False)
         self._folder.cleanup()
 
     # one life
@@ -180,11 +184,7 @@ class EngineProcess(asyncio.Protocol):
         self._gone.clear()
         with theirs, contextlib.ExitStack() as on_failure:
             on_failure.enter_context(ours)
-            popen = subprocess.Popen(
-                [sys.executable, "-m", "understudy.worker", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-            )
+            popen = await asyncio.get_running_loop().run_in_executor(self._starter, _start, theirs.fileno())
             on_failure.pop_all()  # it lives
         self._process = _Process(popen, ours)
         transport, _ = await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=ours)
@@ -307,6 +307,11 @@ class EngineProcess(asyncio.Protocol):
                 sink(event)
             except Exception:  # whoever listens (a terminal that was closed) must not cost the engine its life
                 log.exception("an event could not be told")
+
+
+def _start(descriptor: int) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "understudy.worker", str(descriptor)]
+    return subprocess.Popen(command, pass_fds=[descriptor], stdin=subprocess.DEVNULL)
 
 
 def _backoff_s(num_failures: int) -> float:
