@@ -112,7 +112,7 @@ def measure(streams: list[int], num_rounds: int, max_tokens: int) -> dict[int, d
     llm = LLM()
     found: dict[int, dict[str, list[Round]]] = {count: {"alone": [], "served": []} for count in streams}
     context = multiprocessing.get_context("spawn")
-    with serve() as server:
+    with serve("--shadow-share", "0") as server:  # an idle server must not compute beside the engine alone
         ours, theirs = context.Pipe()
         reader = context.Process(target=client, args=(server.port, theirs))
         reader.start()

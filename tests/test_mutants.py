@@ -13,9 +13,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.control.audit import Audit
+from tests.control.ledger_paths import long_path
+from tests.control.random_worlds import random_world
+from tests.control.worlds import Run
 from tests.engine import checks
 from tests.engine.engines import tiny_target
 from understudy.assembly import Target
+from understudy.control import ledger as ledger_module
+from understudy.control.controller import Controller
+from understudy.control.ledger import WindowLedger
 from understudy.core.draft import ROOT, Draft
 from understudy.engine import engine as engine_module
 from understudy.engine import sequence as sequence_module
@@ -325,6 +332,70 @@ def adopts_the_whole_prompt(patch: Patch) -> None:
     patch.setattr(PrefixCache, "find", lambda self, tenant, tokens, limit: find(self, tenant, tokens, limit + 1))
 
 
+# The ledgers, which promise that speculation never costs more than a small share.
+
+
+def doubles_the_allowance(patch: Patch) -> None:
+    patch.setattr(ledger_module, "ALLOWED", 2 * ledger_module.ALLOWED)
+
+
+def halves_the_debt(patch: Patch) -> None:
+    add = WindowLedger.add
+    patch.setattr(
+        WindowLedger,
+        "add",
+        lambda self, *, plain_s, debt_s, step_s: add(self, plain_s=plain_s, debt_s=debt_s / 2, step_s=step_s),
+    )
+
+
+def keeps_its_credit_for_ever(patch: Patch) -> None:
+    add = WindowLedger.add
+
+    def add_and_keep(self: WindowLedger, **seconds: float) -> None:
+        credit_s = min(0.0, self.debt_s + seconds["debt_s"])
+        add(self, **seconds)
+        if not self.plain_s:  # a new window
+            self.debt_s = credit_s
+
+    patch.setattr(WindowLedger, "add", add_and_keep)
+
+
+def gives_every_try_a_cycle(patch: Patch) -> None:
+    """Not only the first try of a window needs no allowance."""
+    permits = WindowLedger.permits
+
+    def permits_anew(self: WindowLedger, excess_s: float) -> bool:
+        self.is_tried = False
+        return permits(self, excess_s) or self.debt_s < 2 * self.allowance_s
+
+    patch.setattr(WindowLedger, "permits", permits_anew)
+
+
+def drafts_what_was_refused(patch: Patch) -> None:
+    patch.setattr(Controller, "refused", lambda self, rows, base, load, drafting_s: set())
+
+
+def asks_while_too_much_is_owed(patch: Patch) -> None:
+    patch.setattr(WindowLedger, "is_over", property(lambda self: False))
+
+
+def leaves_out_what_asking_took(patch: Patch) -> None:
+    settle = Controller.settle
+    patch.setattr(
+        Controller, "settle", lambda self, texts, **numbers: settle(self, texts, **{**numbers, "drafting_s": {}})
+    )
+
+
+LEDGER_MUTANTS: tuple[Mutant, ...] = (
+    doubles_the_allowance,
+    halves_the_debt,
+    keeps_its_credit_for_ever,
+    gives_every_try_a_cycle,
+    drafts_what_was_refused,
+    asks_while_too_much_is_owed,
+    leaves_out_what_asking_took,
+)
+
 MUTANTS: tuple[Mutant, ...] = (
     accepts_any_child,
     emits_the_drafts_token,
@@ -382,3 +453,28 @@ def test_without_a_mutant_every_check_passes(target: Target) -> None:
 def test_mutant_is_caught(mutant: Mutant, target: Target, monkeypatch: Patch) -> None:
     mutant(monkeypatch)
     assert first_failure(target) is not None, f"nothing noticed that the engine {mutant.__name__.replace('_', ' ')}"
+
+
+def broken_promise() -> Exception | None:
+    """Play long paths and some worlds until the ledgers' bound is broken."""
+    try:
+        for seed in range(6):
+            long_path(seed)
+        for seed in range(12):
+            audit = Audit()
+            for step in Run(random_world(seed, num_cycles=500)).steps():
+                audit.add(step)
+            assert audit.least_room > -1e-6
+    except AssertionError as error:
+        return error
+    return None
+
+
+def test_without_a_mutant_the_promise_holds() -> None:
+    assert broken_promise() is None
+
+
+@pytest.mark.parametrize("mutant", LEDGER_MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_mutant_of_the_ledgers_is_caught(mutant: Mutant, monkeypatch: Patch) -> None:
+    mutant(monkeypatch)
+    assert broken_promise() is not None, f"nothing noticed that the ledger {mutant.__name__.replace('_', ' ')}"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from understudy.config import EngineConfig
 from understudy.control.cost import CostModel, profile
+from understudy.control.rules import memory_notice
 from understudy.core.events import EventSink, Fallback, Notice, log_fallbacks
 from understudy.core.weights import DEFAULT_WEIGHTS, WeightType
 from understudy.drafters.base import Drafter
@@ -146,10 +148,12 @@ def with_draft(
     )
     if not vocabulary.is_same:
         notices.append(vocabulary.describe())
-    for notice in notices:
-        emit(Notice("the draft model", notice))
     # A worse guess is a slower one and never another word: int8 throughout is the fastest.
     decoder = Decoder(loaded.config, loaded.tensors, kernels or CpuKernels(), weights="int8", int8_output=True)
+    longest = target.kv_bytes_per_token * config.max_positions
+    notices.append(memory_notice(draft_bytes=decoder.num_bytes, kv_bytes_per_sequence=longest))
+    for notice in filter(None, notices):
+        emit(Notice("the draft model", notice))
     return replace(target, draft=DraftModel(decoder, vocabulary, loaded.name, decoder.num_bytes))
 
 
@@ -202,6 +206,7 @@ def build_engine(
     cost: CostModel | None = None,
     draft_cost: CostModel | None = None,
     emit: EventSink = log_fallbacks,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Engine:
     """Put an engine around a target. Costs that are not given are measured, unless there is nothing to decide."""
     config = config or EngineConfig()
@@ -218,7 +223,20 @@ def build_engine(
         drafters = [*built_in_drafters(), *drafters] if drafters else []
     if cost is None:
         cost = measure_cost(runner) if drafters else CostModel({1: 1.0})
-    return Engine(runner, target.tokenizer, cost=cost, drafters=drafters, config=config, emit=emit)
+    for doubt in _doubts(target, config):
+        emit(Notice("the policy", doubt))
+    return Engine(runner, target.tokenizer, cost=cost, drafters=drafters, config=config, emit=emit, clock=clock)
+
+
+def _doubts(target: Target, config: EngineConfig) -> list[str]:
+    """What makes a policy one for another engine than this."""
+    policy = config.policy
+    if policy is None:
+        return []
+    doubt = policy.doubt(target.name, target.system_fingerprint)
+    unserved = policy.unserved(config.drafters)
+    lacking = f"Nothing is drafted for {', '.join(unserved)}: the drafters that it names are not here."
+    return [*([doubt] if doubt else []), *([lacking] if unserved else [])]
 
 
 def measure_cost(runner: Runner) -> CostModel:
@@ -228,6 +246,11 @@ def measure_cost(runner: Runner) -> CostModel:
         _PROFILE_CONTEXT, runner.num_blocks * runner.page_tokens // 2, runner.decoder.config.max_positions // 2
     )
     return profile(runner.time_step, long_context=max(1, longest))
+
+
+def pass_timer(decoder: Decoder, *, page_tokens: int, num_tokens: int) -> Callable[[int, int], float]:
+    """A function that runs one pass over (rows, context), together at most `num_tokens`, and returns its seconds."""
+    return Runner(decoder, num_blocks=-(-num_tokens // page_tokens), page_tokens=page_tokens).time_step
 
 
 def _kv_tokens(target: Target, config: EngineConfig) -> int:

@@ -11,10 +11,12 @@ import sys
 from contextlib import suppress
 
 from understudy import __version__
+from understudy.commands.advise import add_advise
 from understudy.commands.bench import add_bench
 from understudy.commands.chat import add_chat
 from understudy.commands.generate import add_generate
 from understudy.commands.race import add_race
+from understudy.commands.replay import add_replay
 from understudy.commands.result import BROKEN_PIPE, FAILED, INTERRUPTED
 from understudy.commands.serve import add_serve
 from understudy.commands.verify import add_verify
@@ -27,7 +29,9 @@ _EXAMPLES = """examples:
   understudy verify --budget 300 --json proof.json
   understudy race --classes code,rag
   understudy bench --json bench.json
-  understudy serve --port 8000
+  understudy advise --policy policy.json
+  understudy serve --port 8000 --record records
+  understudy replay records
   understudy chat
 """
 
@@ -81,7 +85,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"understudy {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for add_command in (add_serve, add_chat, add_generate, add_verify, add_race, add_bench):
+    adders = (add_serve, add_chat, add_generate, add_verify, add_race, add_bench, add_advise, add_replay)
+    for add_command in adders:
         add_command(commands)
     return parser
 

@@ -30,6 +30,7 @@ _SOURCES = (
     "sampling/noise.py",
     "sampling/processors.py",
     "drafters/automaton.py",
+    "control/choosing.py",
 )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from understudy.core.control import Policy
 from understudy.core.weights import DEFAULT_WEIGHTS, WEIGHT_TYPES, WeightType
 from understudy.errors import ConfigError
 
@@ -40,6 +41,11 @@ class EngineConfig:
     weights: WeightType = DEFAULT_WEIGHTS
     """How a model that is loaded holds its weights; a target that is handed over has made its choice."""
 
+    policy: Policy | None = None
+    """What to begin with for each class; measurement overrules it."""
+    control_share: float = 0.0
+    """Share of the time in which everybody is served plainly, so that the gain can be told."""
+
     def __post_init__(self) -> None:
         if not isinstance(self.drafters, tuple | list):
             raise ConfigError(f"drafters is {self.drafters!r}.", "Give a list of names; an empty one drafts nothing.")
@@ -57,6 +63,14 @@ class EngineConfig:
             raise ConfigError(f"draft is {self.draft!r}.", "Give the folder or the file of a model.")
         if self.draft is not None and tuple(self.drafters) == DEFAULT_DRAFTERS:
             object.__setattr__(self, "drafters", default_drafters(has_draft=True))
+        if self.policy is not None and not isinstance(self.policy, Policy):
+            raise ConfigError(f"policy is {self.policy!r}.", "Give a Policy, such as `read_policy(path).policy`.")
+        self._check_numbers()
+
+    def _check_numbers(self) -> None:
+        share = self.control_share
+        if isinstance(share, bool) or not isinstance(share, int | float) or not 0.0 <= share <= 0.5:
+            raise ConfigError(f"control_share is {share!r}.", "Give a number from 0 to 0.5.")
         for name in ("max_rows_per_step", "max_sequences", "max_context", "kv_tokens", "num_threads"):
             value = getattr(self, name)
             if value is None and name in ("max_context", "kv_tokens", "num_threads"):

@@ -17,18 +17,21 @@ from pathlib import Path
 from understudy.assembly import Target, build_engine, load_configured
 from understudy.config import DEFAULT_DRAFTERS, EngineConfig
 from understudy.core.backend import EngineCheck, EngineLoad, ModelInfo
-from understudy.core.events import Cycle, Event, Fallback, Notice, Preempted
+from understudy.core.events import Cycle, Decided, Event, Fallback, Notice, Preempted
 from understudy.core.request import Request
 from understudy.engine.engine import Engine
 from understudy.errors import CapacityError, InvalidRequest, UnderstudyError
-from understudy.wire.frames import Channel
+from understudy.wire.frames import Channel, pack_cycles
 from understudy.wire.messages import (
     Abort,
     Check,
     Checked,
     Command,
+    Explain,
+    Explained,
     Failed,
     Ready,
+    Recall,
     Refused,
     Start,
     Stepped,
@@ -79,6 +82,7 @@ class Worker:
             target = load_configured(start.model, config, emit=self._hear)
         engine = build_engine(target, config, emit=self._hear)
         engine.switch(start.switches)
+        engine.recall(start.learned)
         _ = engine.grammars  # made now: the first request with a grammar must not hold up the others
         target.tokenizer.save(Path(start.tokenizer_folder))
         self._tell()
@@ -91,7 +95,7 @@ class Worker:
         if engine.has_work:
             outputs = engine.step()
             cycles, self._cycles = self._cycles, []
-            self._channel.send(Stepped(outputs, load_of(engine), cycles))
+            self._channel.send(Stepped(outputs, load_of(engine), pack_cycles(cycles)))
         self._tell()
 
     def _obey(self, engine: Engine, command: Command) -> None:
@@ -104,6 +108,10 @@ class Worker:
                 engine.switch(switches)
             case Check():
                 self._channel.send(Checked(check(engine)))
+            case Explain():
+                self._channel.send(Explained(engine.explain()))
+            case Recall(learned):
+                engine.recall(learned)
             case Start():
                 raise AssertionError("an engine starts once")
 
@@ -122,12 +130,14 @@ class Worker:
             self._told.fallbacks.append(event)
         elif isinstance(event, Notice):
             self._told.notices.append(event)
+        elif isinstance(event, Decided):
+            self._told.decisions.append(event)
         elif isinstance(event, Preempted):
             self._told.num_preempted += 1
 
     def _tell(self) -> None:
         told = self._told
-        if told.fallbacks or told.notices or told.num_preempted:
+        if told.fallbacks or told.notices or told.decisions or told.num_preempted:
             self._channel.send(told)
             self._told = Told([], [])
 
@@ -150,6 +160,7 @@ def model_info(target: Target, engine: Engine, tokenizer_folder: str, draft_prob
         eos_ids=tuple(model.eos_ids),
         tokenizer_folder=tokenizer_folder,
         drafters=tuple(engine.drafter_names),
+        draft="" if target.draft is None else target.draft.name,
         draft_problem=draft_problem,
         weights=target.weights,
         max_sequences=engine.config.max_sequences,

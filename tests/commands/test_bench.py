@@ -16,6 +16,7 @@ from tests.parity.broken import believing_walk
 from tests.tiny_models import write_tiny_model
 from understudy.cli import main
 from understudy.control.cost import CostModel
+from understudy.control.policy import Decision, StatedOffers
 
 Run = Callable[..., tuple[int, str, str]]
 ONE_ROUND = ("--budget", "0.001", "--max-tokens", "16")
@@ -169,13 +170,17 @@ def test_a_trace(measure: Callable[..., dict[str, Any]], tmp_path: Path) -> None
     assert record["manifest"]["duration_s"] >= 0.06
 
 
+def buying_all(offers: StatedOffers, *_: object, **__: object) -> Decision:
+    return Decision([list(range(len(draft))) for draft in offers.drafts], "all of them")
+
+
 def test_a_broken_engine_is_found(
     measure: Callable[..., dict[str, Any]], run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("understudy.engine.engine.walk", believing_walk)
     free = CostModel({1: 1.0, 256: 1.0})  # rows cost nothing and promise much, so every draft is bought
     monkeypatch.setattr("understudy.assembly.measure_cost", lambda runner: free)
-    monkeypatch.setattr("understudy.control.stats._Band.least_rate", lambda band, prior: 0.5)
+    monkeypatch.setattr("understudy.engine.drafting.decide", buying_all)
     record = measure("--temperature", 2, "--seed", 1, "--max-tokens", 64, expected=1)
     assert rows(record, "drafter", "identical")[-2:] == [("plain", True), ("default", False)]
 

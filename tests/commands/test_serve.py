@@ -19,10 +19,17 @@ import httpx
 import psutil
 import pytest
 
+from tests.engine.engines import tiny_target
 from tests.tiny_models import write_tiny_model
+from understudy.assembly import build_engine
 from understudy.cli import main
 from understudy.commands.serve_arguments import ServeSettings, declare_serve, serve_settings
 from understudy.commands.speculative_config import read_speculative_config
+from understudy.config import EngineConfig
+from understudy.control.cost import CostModel
+from understudy.control.policy_file import PolicyFile, read_policy, write_policy
+from understudy.core.control import ClassPolicy, Policy
+from understudy.core.events import Event, Notice
 from understudy.errors import ConfigError
 
 
@@ -35,9 +42,10 @@ def settings_of(*written: str) -> ServeSettings:
 
 
 @pytest.fixture(autouse=True)
-def no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+def nothing_of_the_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("UNDERSTUDY_API_KEY", raising=False)
     monkeypatch.delenv("UNDERSTUDY_ADMIN_KEY", raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
 def test_options(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,6 +103,23 @@ def test_file_with_a_mistake_is_refused(tmp_path: Path, name: str, text: str) ->
     file.write_text(text)
     with pytest.raises(ConfigError):
         settings_of("--config", str(file))
+
+
+def test_state_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "state" / "understudy"
+    assert settings_of().server.state_file == folder / "embedded.sqlite"
+    assert settings_of("hub:owner/some model").server.state_file == folder / "hub-owner-some-model.sqlite"
+    assert settings_of("m", "--served-model-name", "../..").server.state_file == folder / "model.sqlite"
+    assert settings_of("--state", "a.db").server.state_file == Path("a.db")
+    assert settings_of("--state", "none").server.state_file is None
+    monkeypatch.setenv("XDG_STATE_HOME", "not/absolute")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert settings_of("m").server.state_file == tmp_path / ".local" / "state" / "understudy" / "m.sqlite"
+    (tmp_path / "a.yaml").write_text("state: none\nshadow-share: 0.5")
+    server = settings_of("--config", str(tmp_path / "a.yaml")).server
+    assert (server.state_file, server.shadow_share) == (None, 0.5)
+    with pytest.raises(ConfigError, match="shadow_share"):
+        settings_of("--shadow-share", "1.5")
 
 
 def test_speculative_config() -> None:
@@ -190,6 +215,9 @@ def test_serve_flip_and_leave(model: Path, tmp_path: Path) -> None:
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(timeout=10.0) == 0
         wait_gone(workers, within_s=1.0)
+    (state,) = (tmp_path / "state" / "understudy").glob("*.sqlite")
+    assert state.stat().st_mode & 0o777 == 0o600
+    assert b"SIGUSR1" in state.read_bytes(), "what was decided is kept"
 
 
 def test_killed_server_leaves_no_worker(model: Path) -> None:
@@ -206,3 +234,52 @@ def test_model_that_is_not_there(tmp_path: Path) -> None:
     assert ended.returncode == 2
     assert "error: " in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def _write_policy(path: Path, drafter: str = "suffix") -> Path:
+    classes = {"code": ClassPolicy(max_depth=2, drafters=(drafter,)), "chat": ClassPolicy(enabled=False)}
+    write_policy(path, PolicyFile(model="m", system_fingerprint="f", date="2026-11-15", classes=classes))
+    return path
+
+
+def test_policy_is_part_of_the_engine(tmp_path: Path) -> None:
+    file = _write_policy(tmp_path / "policy.json")
+    config = tmp_path / "a.yaml"
+    config.write_text(f"policy: {file}")
+    for settings in (settings_of("--policy", str(file)), settings_of("--config", str(config))):
+        assert settings.engine.policy is not None
+        assert settings.engine.policy.of("code").max_depth == 2
+        assert not settings.engine.policy.of("chat").enabled
+    assert settings_of().engine.policy is None
+
+
+def test_policy_that_names_an_unknown_drafter_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="oracle"):
+        settings_of("--policy", str(_write_policy(tmp_path / "policy.json", "oracle")))
+
+
+def test_policy_of_another_model_is_told(tmp_path: Path) -> None:
+    told: list[Event] = []
+    target = tiny_target("llama")
+    policy = read_policy(_write_policy(tmp_path / "policy.json")).policy
+    build_engine(
+        target, EngineConfig(num_threads=1, kv_tokens=512, policy=policy), cost=CostModel({1: 1.0}), emit=told.append
+    )
+    assert [event.what for event in told if isinstance(event, Notice)] == ["the policy"]
+
+
+def test_policy_brings_its_drafters_unless_they_were_chosen(tmp_path: Path) -> None:
+    file = str(_write_policy(tmp_path / "policy.json", "ngram"))
+    assert settings_of("--policy", file).engine.drafters == ("suffix", "ngram")
+    assert settings_of("--policy", file, "--drafters", "suffix").engine.drafters == ("suffix",)
+    assert settings_of("--policy", str(_write_policy(tmp_path / "b", "model"))).engine.drafters == ("suffix",)
+
+
+def test_policy_whose_drafters_are_not_there_is_told(tmp_path: Path) -> None:
+    told: list[Event] = []
+    target = tiny_target("llama")
+    config = EngineConfig(
+        num_threads=1, kv_tokens=512, policy=Policy(classes={"code": ClassPolicy(drafters=("ngram",))})
+    )
+    build_engine(target, config, cost=CostModel({1: 1.0}), emit=told.append)
+    assert [event.text for event in told if isinstance(event, Notice) and "code" in event.text]

@@ -164,3 +164,10 @@ def test_nothing_wanders_without_bound() -> None:
         model.observe(Load(1, 0, 0), 1e6)
     assert model.rows_s[1] == pytest.approx(1.25)
     assert model.drift == 8.0
+
+
+def test_table_that_falls_is_followed_but_no_multiple_of_it() -> None:
+    model = CostModel({1: 1.4, 32: 0.8}, row_factor=8.0)
+    assert model.step_s(Load(32, 0, 0), Load(1, 0, 0)) == pytest.approx(0.8)
+    model = CostModel({1: 1.0, 32: 2.0}, row_factor=8.0)
+    assert model.step_s(Load(32, 0, 0), Load(1, 0, 0)) == pytest.approx(9.0)

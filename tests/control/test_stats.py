@@ -8,6 +8,7 @@ import random
 import pytest
 
 from understudy.control.stats import AcceptanceStats, survival_of
+from understudy.core.control import LearnedRate
 from understudy.core.draft import EMPTY, Draft
 
 
@@ -39,15 +40,15 @@ def test_calibration_converges_whatever_is_claimed(truth: float, claimed: float)
         stats.observe("chat", draft, [1 if rng.random() < truth else 2])
         estimates.append(learned(stats, claimed))
     mean = sum(estimates[500:]) / len(estimates[500:])
-    rate = (100 * truth + 6 * 0.6 * claimed) / 106  # a hundred trials are remembered, the prior counts as six
-    error = math.sqrt(rate * (1.0 - rate) / 106)
+    rate = (200 * truth + 6 * 0.6 * claimed) / 206  # two hundred trials are remembered, the prior counts as six
+    error = math.sqrt(rate * (1.0 - rate) / 206)
     assert mean == pytest.approx(rate - error, abs=0.03), "one standard error below what was measured"
     assert max(abs(estimate - truth) for estimate in estimates[500:]) < 0.35
 
 
 def test_the_past_is_forgotten() -> None:
     stats = AcceptanceStats()
-    for word in [1] * 1000 + [2] * 300:
+    for word in [1] * 1000 + [2] * 600:
         stats.observe("chat", single(0.5), [word])
     assert learned(stats, 0.5) < 0.1
 
@@ -80,7 +81,8 @@ def test_survival_of_nothing_is_nothing() -> None:
 
 def counts(stats: AcceptanceStats) -> dict[int, tuple[float, float]]:
     """Hits and trials, by band, rounded."""
-    return {band: (round(b.hits, 6), round(b.trials, 6)) for (_, _, _, band), b in stats._bands.items()}
+    known = [rate for rate in stats.rates() if rate.kind == "confidence"]
+    return {rate.index: (round(rate.hits, 6), round(rate.trials, 6)) for rate in known}
 
 
 def test_only_nodes_that_the_walk_reached_are_counted() -> None:
@@ -145,3 +147,31 @@ def test_greedy_warm_and_hot_are_learned_apart() -> None:
     assert greedy > 0.9
     assert stats.survival("chat", draft, temperature=0.7)[0] < 0.1
     assert stats.survival("chat", draft)[0] > 0.8
+
+
+def test_what_is_certain_is_believed_as_stated() -> None:
+    stats = AcceptanceStats(certain=("sure",))
+    mixed = Draft((1, 2), (-1, 0), (1.0, 0.5), ("sure", "x"))
+    for _ in range(50):
+        stats.observe("chat", mixed, [3])
+    sure, guess = stats.calibrated("chat", mixed).confidence
+    assert sure == 1.0
+    assert guess < 0.5
+
+
+def test_what_was_learned_is_recalled_as_it_was() -> None:
+    rng, stats, again = random.Random(0), AcceptanceStats(), AcceptanceStats()
+    for _ in range(300):
+        draft = single(rng.random(), token=rng.randrange(2), source=rng.choice("xyz"))
+        stats.observe(rng.choice(("chat", "code")), draft, [1], temperature=rng.choice((0.0, 0.5, 1.0)))
+    again.recall([*stats.rates(), LearnedRate("confidence", "chat", 7, "x", 0, 1.0, 1.0)])
+    assert sorted(map(str, again.rates())) == sorted(map(str, stats.rates()))
+    assert stats.acceptance_at("chat", "x", 1) == again.acceptance_at("chat", "x", 1)
+
+
+def test_drafters_beyond_those_that_are_told_apart_share_a_place() -> None:
+    stats = AcceptanceStats()
+    for number in range(40):
+        stats.observe("chat", single(0.5, source=f"drafter {number}"), [1])
+    assert learned(stats, 0.5, source="drafter 39") == learned(stats, 0.5, source="one more")
+    assert learned(stats, 0.5, source="drafter 39") > learned(stats, 0.5, source="drafter 1")

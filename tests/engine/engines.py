@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,7 +47,7 @@ def tiny_target(architecture: TinyArchitecture, weights: WeightType = "fp32") ->
 class FixedCost(CostModel):
     """A cost model that live steps do not correct, so that a seed repeats a run."""
 
-    def observe(self, load: Load, seconds: float) -> None:
+    def observe(self, load: Load, seconds: float, base: Load | None = None) -> None:
         """Learn nothing."""
 
 
@@ -62,11 +63,21 @@ def new_engine(
     cost: CostModel | None = None,
     emit: Callable[[Event], None] = lambda event: None,
     num_blocks: int = 64,
+    clock: Callable[[], float] = time.perf_counter,
     **settings: Any,
 ) -> Engine:
-    """An engine without profiling."""
+    """An engine without profiling. Where costs are fixed, every pass takes as long as it costs, for the ledgers."""
     config = EngineConfig(num_threads=1, kv_tokens=num_blocks * PAGE, **settings)
-    return build_engine(target, config, drafters=drafters, cost=cost or free_rows(), emit=emit)
+    cost = cost or free_rows()
+    engine = build_engine(target, config, drafters=drafters, cost=cost, emit=emit, clock=clock)
+    if isinstance(cost, FixedCost) and clock is time.perf_counter:
+        settle = engine._drafting.settle
+
+        def settle_as_predicted(*args: Any, base: Load, load: Load, **measured: Any) -> None:
+            settle(*args, base=base, load=load, forward_s=cost.step_s(load, base))
+
+        engine._drafting.settle = settle_as_predicted  # type: ignore[method-assign]
+    return engine
 
 
 @dataclass

@@ -91,7 +91,7 @@ def test_well_formed_nonsense_changes_no_word_and_is_no_failure(
 ) -> None:
     engine, fallbacks = scene.play([scene.drafter(kind)], forced=forced)
     assert fallbacks == []
-    assert len(engine._drafting._drafters) == 1
+    assert len(engine._drafting._asking.active) == 1
 
 
 @pytest.mark.parametrize("kind", FAILING, ids=lambda kind: kind.__name__)
@@ -103,7 +103,7 @@ def test_failing_drafter_changes_no_word_and_is_switched_off_after_three_failure
     assert all(event.what == "drafter scripted" for event in fallbacks)
     assert all("left out of this step" in event.reason for event in fallbacks[:3])
     assert "switched off after 3 failures in a row" in fallbacks[3].reason
-    assert engine._drafting._drafters == []
+    assert engine._drafting._asking.active == []
 
 
 class WellNamed(scripted.Right):
@@ -117,7 +117,7 @@ def test_failing_drafter_does_not_spoil_the_one_beside_it(scene: Scene, kind: ty
     good = scene.drafter(WellNamed)
     engine, fallbacks = scene.play([scene.drafter(kind), good])
     assert {event.what for event in fallbacks} == {"drafter scripted"}
-    assert good in engine._drafting._drafters
+    assert good in engine._drafting._asking.active
     (sequence, *_) = engine.submit(scene.questions[0].request("again", Speculation(forced=True)))
     for _ in steps(engine):
         pass
@@ -145,7 +145,7 @@ def test_failures_that_are_not_in_a_row_do_not_switch_a_drafter_off(scene: Scene
 
     drafter = scene.drafter(EveryOther)
     engine, fallbacks = scene.play([drafter])
-    assert engine._drafting._drafters == [drafter]
+    assert engine._drafting._asking.active == [drafter]
     assert len(fallbacks) > 3
     assert all("left out of this step: ValueError: two times in three" in event.reason for event in fallbacks)
 
@@ -189,7 +189,7 @@ def test_drafter_that_missed_the_start_of_a_sequence_changes_no_word(scene: Scen
 
     engine, fallbacks = scene.play([scene.drafter(Late)])
     assert [event.reason for event in fallbacks] == ["left out of this step: RuntimeError: missed it"]
-    assert len(engine._drafting._drafters) == 1
+    assert len(engine._drafting._asking.active) == 1
 
 
 def test_draft_is_refused_where_rows_are_dear(llama: Target) -> None:

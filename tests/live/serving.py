@@ -58,7 +58,7 @@ class Server:
 def serve(*arguments: str, drain_exit: bool = True) -> Iterator[Server]:
     """Start a server on a free port, and end it with SIGTERM: it must exit with 0 and leave nothing behind."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "understudy.cli", "serve", "--port", "0", *arguments],
+        [sys.executable, "-m", "understudy.cli", "serve", "--port", "0", "--state", "none", *arguments],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONUNBUFFERED": "1"},

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from understudy.core.backend import BackendState, EngineCheck, EngineLoad, ModelInfo
-from understudy.core.events import Ended, EventSink
+from understudy.core.control import ControlView, Learned
+from understudy.core.events import Ended, Event, EventSink
 from understudy.core.request import Facts, Output, Request, SpeculationCounts, TokenLogprob
 from understudy.core.switches import ALL_ON, Switches
 from understudy.errors import EngineLost, InvalidRequest
@@ -35,6 +36,8 @@ class FakeBackend:
     requests: list[Request] = field(default_factory=list)
     sinks: list[EventSink] = field(default_factory=list)
     num_restarts: int = 0
+    view: ControlView = field(default_factory=ControlView)
+    remembered: Learned | None = None
 
     def __post_init__(self) -> None:
         self._tokenizer = Tokenizer.from_folder(Path(self.info.tokenizer_folder), eos_ids=self.info.eos_ids)
@@ -89,11 +92,20 @@ class FakeBackend:
     def switch(self, switches: Switches) -> None:
         self.switches = switches
 
-    def listen(self, sink: EventSink) -> None:
-        self.sinks.append(sink)
+    def listen(self, sink: EventSink, *kinds: type[Event], at_once: bool = False) -> None:
+        self.sinks.append(sink)  # those hear more than they asked for, and must not mind
+
+    def tell_cycles(self) -> None:
+        """It tells nothing of its steps."""
 
     async def check(self) -> EngineCheck:
         return EngineCheck(self.load, len(self.running))
+
+    async def explain(self) -> ControlView:
+        return self.view
+
+    def remember(self, learned: Learned) -> None:
+        self.remembered = learned
 
     async def close(self) -> None:
         self.state = BackendState("stopped")

@@ -43,14 +43,20 @@ def served(app: ASGIApp, config: ServerConfig) -> Iterator[tuple[str, int]]:
     """Serve an application on a real socket, in a thread; yield its address."""
     listener = listen(config)
     web = _Web(_web_config(app, config))
-    thread = threading.Thread(target=lambda: asyncio.run(web.serve(sockets=[listener])))
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    async def serve() -> None:
+        loops.append(asyncio.get_running_loop())
+        await web.serve(sockets=[listener])
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
     thread.start()
     try:
         while not web.started:
             time.sleep(0.005)
         yield listener.getsockname()[:2]
     finally:
-        web.should_exit = True
+        loops[0].call_soon_threadsafe(web.leave)
         thread.join()
         listener.close()
 

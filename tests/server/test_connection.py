@@ -6,6 +6,7 @@ import json
 import socket
 import time
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
@@ -68,3 +69,46 @@ def test_who_reads_slowly_is_waited_for(tmp_path: Path) -> None:
             received += part
             time.sleep(0.01)
         assert b"data: [DONE]" in received
+
+
+def test_the_pieces_of_a_stream_are_chunks_as_http_has_them(tmp_path: Path) -> None:
+    """Byte by byte, over one connection: a stream, then an answer with a length, then a stream for HTTP/1.0."""
+    service = fake_service(tmp_path, CONFIG)
+    with served(make_app(service), CONFIG) as address, socket.create_connection(address, timeout=5.0) as peer:
+        file = peer.makefile("rb")
+        peer.sendall(_request({"prompt": "a", "max_tokens": 60, "stream": True, "seed": 1}))
+        assert "transfer-encoding: chunked" in _head(file)
+        pieces = []
+        while size := int(file.readline().removesuffix(b"\r\n"), 16):
+            pieces.append(file.read(size))
+            assert file.read(2) == b"\r\n"
+        assert file.readline() == b"\r\n", "nothing follows the last chunk"
+        assert len(pieces) > 10
+        assert all(piece.startswith(b"data: ") and piece.endswith(b"\n\n") for piece in pieces)
+        peer.sendall(_request({"prompt": "a", "max_tokens": 60, "seed": 1}))
+        length = next(line for line in _head(file) if line.startswith("content-length: "))
+        whole = json.loads(file.read(int(length.partition(" ")[2])))
+        assert _text_of(b"".join(pieces)) == whole["choices"][0]["text"]
+        peer.sendall(_request({"prompt": "a", "max_tokens": 60, "stream": True, "seed": 1}, version="1.0"))
+        assert not any(line.startswith("transfer-encoding") for line in _head(file))
+        assert _text_of(file.read()) == whole["choices"][0]["text"]
+
+
+def _request(fields: dict[str, object], *, version: str = "1.1") -> bytes:
+    body = json.dumps(fields).encode()
+    head = f"POST /v1/completions HTTP/{version}\r\nhost: a\r\ncontent-type: application/json\r\n"
+    return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
+
+
+def _head(file: BinaryIO) -> list[str]:
+    lines = []
+    while line := file.readline().decode().strip():
+        lines.append(line.lower())
+    assert lines[0].endswith(" 200 ok")
+    return lines
+
+
+def _text_of(stream: bytes) -> str:
+    *events, done, rest = stream.split(b"\n\n")
+    assert (done, rest) == (b"data: [DONE]", b"")
+    return "".join(json.loads(event.removeprefix(b"data: "))["choices"][0]["text"] for event in events)

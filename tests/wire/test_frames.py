@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from understudy.config import EngineConfig
 from understudy.core.backend import EngineLoad
+from understudy.core.control import ClassPolicy, Policy
+from understudy.core.events import Cycle
 from understudy.core.request import (
     Facts,
     Grammar,
@@ -20,7 +22,16 @@ from understudy.core.request import (
 )
 from understudy.core.switches import Switches
 from understudy.errors import InvalidRequest
-from understudy.wire.frames import MOST_BYTES, Channel, Frames, commands, frame, reports
+from understudy.wire.frames import (
+    MOST_BYTES,
+    Channel,
+    Frames,
+    commands,
+    frame,
+    pack_cycles,
+    reports,
+    unpack_cycles,
+)
 from understudy.wire.messages import Abort, Check, Command, Start, Stepped, Submit, Switch
 
 REQUEST = Request(
@@ -32,8 +43,14 @@ REQUEST = Request(
     prediction_ids=(4, 5),
     priority=-3,
 )
+POLICY = Policy(
+    classes={"code": ClassPolicy(max_depth=3, drafters=("suffix",), reason="é"), "chat": ClassPolicy(enabled=False)},
+    model="m",
+    system_fingerprint="fp_1",
+)
 COMMANDS: list[Command] = [
     Start(None, EngineConfig(drafters=("suffix", "ngram")), "/nowhere", Switches(classes_off=frozenset({"chat"}))),
+    Start("m", EngineConfig(policy=POLICY), "/nowhere", Switches()),
     Submit(REQUEST),
     Abort("a"),
     Switch(Switches(enabled=False, max_depth=3)),
@@ -59,9 +76,13 @@ def test_a_command_arrives_as_it_was(command: Command) -> None:
 
 
 def test_a_report_arrives_as_it_was() -> None:
-    report = Stepped([OUTPUT], EngineLoad(1, 2, 3, 4), [])
+    cycle = Cycle(1, 0, 4, 0, 3, 2, 100, 0.001, 0.006, 0.0005, 0.008, "depth", 5)
+    report = Stepped([OUTPUT], EngineLoad(1, 2, 3, 4), pack_cycles([cycle]))
     (body,) = Frames().add(frame(report))
-    assert reports.decode(body) == report
+    arrived = reports.decode(body)
+    assert arrived == report
+    assert isinstance(arrived, Stepped)
+    assert unpack_cycles(arrived.cycles) == [cycle]
 
 
 @given(st.lists(st.integers(1, 50), max_size=40))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from understudy.commands.api_key import key_from
+from understudy.commands.lists import read_concurrencies, read_numbers, read_words
 from understudy.commands.model_arguments import add_model_arguments, check_drafted, check_models, chosen_weights
 from understudy.commands.result import check_writable
 from understudy.config import DRAFTERS, EngineConfig
@@ -21,7 +22,6 @@ DEFAULT_BUDGET_S = 600.0
 DEFAULT_NUM_REQUESTS = 16
 MAX_SEED = 2**63
 """Questions count on from it, and must stay below the engine's own limit."""
-_MOST_AT_ONCE = 4096
 
 _EXAMPLES = """examples:
   understudy bench
@@ -141,7 +141,7 @@ def read_settings(arguments: argparse.Namespace) -> Settings:
     _check_numbers(arguments)
     _check_combinations(arguments)
     _check_arrivals(arguments)
-    temperatures = tuple(_numbers(arguments.temperature, float, "temperature"))
+    temperatures = tuple(read_numbers(arguments.temperature, float, "temperature"))
     for temperature in temperatures:
         SamplingParams(temperature=temperature, max_tokens=arguments.max_tokens)
     check_writable(arguments.json)
@@ -162,11 +162,11 @@ def read_settings(arguments: argparse.Namespace) -> Settings:
         weights=chosen_weights(arguments),
         threads=arguments.threads,
         prompts=arguments.prompts,
-        classes=tuple(_words(arguments.classes)),
+        classes=tuple(read_words(arguments.classes)),
         num_prompts=arguments.num_prompts,
         max_tokens=arguments.max_tokens,
         temperatures=temperatures,
-        concurrencies=_concurrencies(arguments.concurrency),
+        concurrencies=read_concurrencies(arguments.concurrency or "1"),
         arrivals=arguments.arrivals,
         rate=arguments.rate,
         trace=arguments.trace,
@@ -231,26 +231,3 @@ def _drafters(names: list[str], draft: str | None) -> tuple[str, ...]:
     if draft is not None and not any(name == "default" or "model" in name.split("+") for name in names):
         raise ConfigError("--draft names a model, but no --drafter uses it.", "Name 'model' in one of them.")
     return tuple(dict.fromkeys(names))
-
-
-def _concurrencies(written: str | None) -> tuple[int, ...]:
-    found = tuple(_numbers(written or "1", int, "concurrency"))
-    wrong = [number for number in found if not 1 <= number <= _MOST_AT_ONCE]
-    if wrong:
-        raise ConfigError(f"--concurrency is {wrong[0]}.", f"Give whole numbers from 1 to {_MOST_AT_ONCE}.")
-    return found
-
-
-def _numbers(written: str, kind: Callable[[str], Any], name: str) -> list[Any]:
-    try:
-        found = [kind(word) for word in _words(written)]
-    except ValueError:
-        found = []
-    if not found:
-        raise ConfigError(f"--{name} is {written!r}.", "Give a number, or several with commas between.")
-    return list(dict.fromkeys(found))
-
-
-def _words(written: str | None) -> list[str]:
-    words = [word.strip() for word in (written or "").split(",")]
-    return list(dict.fromkeys(word for word in words if word))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from understudy.commands.result import make_console
 from understudy.commands.serve_arguments import ServeSettings, declare_serve, serve_settings
 from understudy.commands.teller import Teller
+from understudy.core.events import Fallback, Notice
 from understudy.errors import UnderstudyError
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ def serve(arguments: argparse.Namespace) -> int:
     from understudy.server.run import listen
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    logging.getLogger("understudy.server").setLevel(logging.INFO)  # decisions are told there
     settings = serve_settings(arguments)
     with listen(settings.server) as listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(settings, listener))
@@ -67,7 +69,7 @@ async def _serve(settings: ServeSettings, listener: socket.socket) -> None:
     console = make_console(stderr=True)
     address = address_of(listener)
     backend = EngineProcess(settings.model, settings.engine)
-    backend.listen(Teller(console))
+    backend.listen(Teller(console), Fallback, Notice)
     try:
         service = Service(backend, settings.server)
     except UnderstudyError:

@@ -10,12 +10,16 @@ from pathlib import Path
 from understudy.commands.config_file import with_file
 from understudy.commands.model_arguments import add_drafters, add_model_arguments, engine_config
 from understudy.commands.speculative_config import read_speculative_config
-from understudy.config import EngineConfig
+from understudy.config import DRAFTERS, EngineConfig
+from understudy.control.policy_file import read_policy
+from understudy.core.control import Policy
 from understudy.errors import ConfigError
 from understudy.server.config import ServerConfig
 from understudy.server.keys import ADMIN_KEY_VARIABLE, API_KEY_VARIABLE, collect_keys
+from understudy.server.store import default_state_file
 
 _DEFAULTS = ServerConfig()
+DEFAULT_CONTROL_SHARE = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,7 @@ def declare_serve(parser: argparse.ArgumentParser) -> None:
     _declare_engine(parser)
     _declare_door(parser)
     _declare_load(parser)
+    _declare_checks(parser)
     _declare_files(parser)
 
 
@@ -80,11 +85,31 @@ def _declare_load(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _declare_checks(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("what is checked").add_argument
+    add(
+        "--control-share",
+        type=float,
+        default=DEFAULT_CONTROL_SHARE,
+        metavar="P",
+        help="of the time, that in which everybody is served plainly, to tell the gain (default: 0.02; 0: none)",
+    )
+    add(
+        "--shadow-share",
+        type=float,
+        default=_DEFAULTS.shadow_share,
+        metavar="P",
+        help="of the answers, those computed again when idle, with and without drafts (default: 0.01; 0: none)",
+    )
+
+
 def _declare_files(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("files").add_argument
     add("--config", type=Path, metavar="FILE", help="options by their long names, in YAML, TOML or JSON")
+    add("--policy", type=Path, metavar="FILE", help="what to begin with for each class, as `advise --policy` writes it")
     add("--switch-file", type=Path, metavar="FILE", help="watched: what it says about speculation holds")
     add("--audit-log", type=Path, metavar="FILE", help="every flip of a switch, as JSON lines")
+    add("--state", metavar="FILE", help="what was learned and decided, over a restart (default: by model); or none")
     add("--record", type=Path, metavar="DIR", help="keep requests and answers, as token ids")
     add(
         "--record-max-bytes",
@@ -107,11 +132,14 @@ def serve_settings(arguments: argparse.Namespace) -> ServeSettings:
     if arguments.config is not None:
         arguments = with_file(arguments.config, arguments.written[1:], declare_serve)
     max_depth = _obey_speculative_config(arguments)
+    policy = None if arguments.policy is None else _policy(arguments.policy)
     engine = replace(
-        engine_config(arguments),
+        _with_drafters_of(policy, engine_config(arguments), chosen=arguments.drafters is not None),
         max_context=arguments.max_context,
         kv_tokens=arguments.kv_tokens,
         max_sequences=arguments.max_running,
+        control_share=arguments.control_share,
+        policy=policy,
     )
     server = ServerConfig(
         host=arguments.host,
@@ -130,11 +158,43 @@ def serve_settings(arguments: argparse.Namespace) -> ServeSettings:
         max_depth=max_depth,
         switch_file=arguments.switch_file,
         audit_file=arguments.audit_log,
+        state_file=_state_file(arguments),
+        shadow_share=arguments.shadow_share,
         record_dir=arguments.record,
         record_max_bytes=arguments.record_max_bytes,
         record_max_age_s=arguments.record_max_age,
     )
     return ServeSettings(arguments.model, engine, server)
+
+
+def _state_file(arguments: argparse.Namespace) -> Path | None:
+    if arguments.state == "none":
+        return None
+    if arguments.state is not None:
+        return Path(arguments.state)
+    return default_state_file(arguments.served_model_name or arguments.model or "embedded", os.environ)
+
+
+def _policy(path: Path) -> Policy:
+    """Read a policy. A drafter that does not exist is a mistake in it; one that this server lacks is only not asked."""
+    policy = read_policy(path).policy
+    for name, of_class in policy.classes.items():
+        unknown = [drafter for drafter in of_class.drafters or () if drafter not in DRAFTERS]
+        if unknown:
+            raise ConfigError(
+                f"{path}: class {name}: there is no drafter named {unknown[0]!r}.",
+                f"Choose from {', '.join(DRAFTERS)}.",
+            )
+    return policy
+
+
+def _with_drafters_of(policy: Policy | None, config: EngineConfig, *, chosen: bool) -> EngineConfig:
+    """The configuration with the drafters that a policy asks for, unless somebody chose them or they have no model."""
+    if policy is None or chosen:
+        return config
+    wanted = {name for of_class in policy.classes.values() for name in of_class.drafters or ()}
+    added = [name for name in DRAFTERS if name in wanted and name not in config.drafters and name != "model"]
+    return replace(config, drafters=(*config.drafters, *added))
 
 
 def _obey_speculative_config(arguments: argparse.Namespace) -> int | None:

@@ -6,9 +6,14 @@ rows: all rows of the pass. keys: the context lengths of its sequences, summed (
 sequence). reads: rows times context, summed (each row scores each key). The table is measured, not modelled, because
 it has steps: rows are padded to fours, and from some count on arithmetic takes longer than reading the weights.
 
-A shared machine becomes faster and slower as a whole, by half within minutes. So live steps correct the drift, which
-all entries share, quickly, and the entry that they belong to slowly and within narrow bounds: what decides whether a
-row is bought is the ratio of two entries, and that must not depend on which of them was measured at a bad moment.
+Rows that are drafted beside others may turn out dearer or cheaper than the table says: what a pass takes beyond the
+same pass without them is multiplied by `row_factor`, which live steps with drafts correct.
+
+A shared machine becomes faster and slower as a whole, by half within minutes. So live steps without drafts correct the
+drift, which all entries share, quickly, and the entry that they belong to slowly and within narrow bounds: what decides
+whether a row is bought is the ratio of two entries, and that must not depend on which of them was measured at a bad
+moment. Steps with drafts never move the drift: if drafted rows became dearer, plain steps would be believed to have
+become so too, and the ledgers, which hold the one against the other, would see no loss.
 """
 
 from __future__ import annotations
@@ -19,6 +24,10 @@ from dataclasses import dataclass, field
 
 PROFILED_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 _DRIFT_WEIGHT = 0.1
+_AGING_STEPS = 8
+"""What is known of the machine grows old: after so many steps with drafts a plain one counts as two, and so on."""
+_FACTOR_WEIGHT = 0.05
+_FACTOR_RANGE = (0.5, 8.0)
 _DRIFT_RANGE = (0.25, 8.0)
 _ENTRY_WEIGHT = 0.01
 _ENTRY_RANGE = (0.8, 1.25)
@@ -52,23 +61,39 @@ class CostModel:
     per_read_s: float = 0.0
     drift: float = 1.0
     """How much slower the machine is now than when it was profiled."""
+    row_factor: float = 1.0
+    """How much dearer drafted rows are than the table says."""
+    _num_since_plain: int = 0
     _grid: list[int] = field(init=False)
     _profiled_s: dict[int, float] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._grid = sorted(self.rows_s)
+        self.rows_s = dict(sorted(self.rows_s.items()))  # our own: it is corrected, and read in this order
+        self._grid = list(self.rows_s)
         self._profiled_s = dict(self.rows_s)
 
-    def step_s(self, load: Load) -> float:
-        """Predicted seconds of a pass."""
-        return self.drift * (self._table_s(load.rows) + self.per_key_s * load.keys + self.per_read_s * load.reads)
+    def step_s(self, load: Load, base: Load | None = None) -> float:
+        """Predicted seconds of a pass; `base` is the same pass without what was drafted in it, if anything was."""
+        whole = self.drift * (self._table_s(load.rows) + self.per_key_s * load.keys + self.per_read_s * load.reads)
+        if base is None:
+            return whole
+        plain = self.step_s(base)
+        # where the table falls, no multiple of that may lead below nothing
+        return plain + self.row_factor * (whole - plain) if whole > plain else whole
 
-    def observe(self, load: Load, seconds: float) -> None:
-        """Let a live step correct the drift and the nearest entry; far beyond the table it says nothing."""
+    def observe(self, load: Load, seconds: float, base: Load | None = None) -> None:
+        """Let a live step correct what is believed; far beyond the table it says nothing."""
         if load.rows > self._grid[-1]:
             return
-        surprise = _within(seconds / self.step_s(load), 1.0 / _MOST_SURPRISE, _MOST_SURPRISE)
-        self.drift = _within(self.drift * surprise**_DRIFT_WEIGHT, *_DRIFT_RANGE)
+        is_plain = base is None or base.rows == load.rows
+        surprise = _within(seconds / self.step_s(load, base), 1.0 / _MOST_SURPRISE, _MOST_SURPRISE)
+        if not is_plain:
+            self._num_since_plain += 1
+            self.row_factor = _within(self.row_factor * surprise**_FACTOR_WEIGHT, *_FACTOR_RANGE)
+            return
+        weight = 1.0 - (1.0 - _DRIFT_WEIGHT) ** (1.0 + self._num_since_plain / _AGING_STEPS)
+        self._num_since_plain = 0
+        self.drift = _within(self.drift * surprise**weight, *_DRIFT_RANGE)
         nearest = min(self._grid, key=lambda rows: abs(rows - load.rows))
         low, high = (factor * self._profiled_s[nearest] for factor in _ENTRY_RANGE)
         self.rows_s[nearest] = _within(self.rows_s[nearest] * surprise**_ENTRY_WEIGHT, low, high)

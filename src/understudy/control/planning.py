@@ -14,7 +14,7 @@ asking all the same (`Allowance`).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from understudy.control.classes import ClassNames
@@ -70,6 +70,8 @@ class Plan:
     """The speed that is expected, which every further token has to keep up with."""
     token_s: float = 0.0
     """What one more drafted token costs one sequence: its share of a pass, and its row in the target's."""
+    drafting_s: float = 0.0
+    """What the drafter's own passes take in this cycle, and its reading, spread over the cycles that it serves."""
 
     def is_worth(self, survival: float) -> bool:
         """Whether a further token that will stand with this probability is worth its time."""
@@ -94,12 +96,13 @@ def plan(
         for depth in range(1, max(len(prospect.acceptance) for prospect in chosen) + 1):
             added = sum(prospect.added(depth) for prospect in chosen)
             rows = _with_rows(base, count * depth, chosen)
-            verify_s = target.step_s(rows)
+            verify_s = target.step_s(rows, base)
             reading_s = sum(_reading_s(prospect, depth, drafter) for prospect in chosen)
-            speed = (num_emitting + free + added) / (verify_s + depth * pass_s + reading_s)
+            drafting_s = depth * pass_s + reading_s
+            speed = (num_emitting + free + added) / (verify_s + drafting_s)
             if speed > best_speed:
                 row_s = (verify_s - target.step_s(base)) / (count * depth)
-                best = Plan(tuple(sorted(order[:count])), depth, speed, pass_s / count + row_s)
+                best = Plan(tuple(sorted(order[:count])), depth, speed, pass_s / count + row_s, drafting_s)
                 best_speed = speed
     return best
 
@@ -193,6 +196,15 @@ class AnswerLengths:
         known = self._classes.known(workload_class)
         mean = self._mean.get(known, float(num_tokens))
         self._mean[known] = mean + _LENGTH_WEIGHT * (num_tokens - mean)
+
+    def means(self) -> dict[str, float]:
+        """All that is known, to be kept."""
+        return dict(self._mean)
+
+    def recall(self, means: Mapping[str, float]) -> None:
+        """Begin with what was known."""
+        for name, mean in means.items():
+            self._mean[self._classes.known(name)] = mean
 
     def num_left(self, workload_class: str, *, num_generated: int, num_allowed: int) -> float:
         """Words that an answer is still expected to say. One that is long already is expected to go on for a while."""

@@ -10,13 +10,20 @@ plainly, but for the room that its ledger leaves: a text that gains nothing by t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
+import numpy as np
+
+from understudy.control import choosing
+from understudy.control.choosing import BELIEVED
+from understudy.control.classes import OTHER
 from understudy.control.cost import CostModel, Load
+from understudy.control.stats import AcceptanceStats
+from understudy.core.draft import Draft
 
-LEAST_GAIN = 1.02
+LEAST_GAIN = 1.01
 """Expected speed, as a multiple of a plain step's, below which nothing is bought: estimates are not exact."""
 
 
@@ -37,6 +44,23 @@ class Offer:
     """Buy everything whatever it costs: for proofs, not for users."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatedOffers:
+    """What the sequences of a step could draft, as their drafters state it: one entry per sequence in each column.
+
+    Columns, because an object for each of 64 sequences takes as long to make as all the rest of deciding.
+    """
+
+    drafts: Sequence[Draft]
+    groups: Sequence[int]
+    """AcceptanceStats.group of each, which never changes; BELIEVED where the confidences are measured acceptances
+    already, such as those of drafts that were calibrated and then merged."""
+    contexts: Sequence[int]
+    rooms_s: Sequence[float | None]
+    """As in Offer, and so is `forced`."""
+    forced: Sequence[bool]
+
+
 @dataclass(frozen=True, slots=True)
 class Decision:
     """The nodes to verify, per offer, and why."""
@@ -45,6 +69,34 @@ class Decision:
     reason: str
     gain: float = 1.0
     """Expected speed as a multiple of the same pass without what was bought."""
+
+
+def decide(
+    offers: StatedOffers,
+    base: Load,
+    cost: CostModel,
+    stats: AcceptanceStats,
+    *,
+    max_rows: int,
+    num_emitting: int | None = None,
+    spent_s: float = 0.0,
+) -> Decision:
+    """Calibrate what is stated by what such statements were worth, and buy as `choose` does."""
+    parents: list[int] = []
+    stated: list[float] = []
+    sources: list[str] = []
+    for draft in offers.drafts:
+        parents += draft.parents
+        stated += draft.confidence
+        sources += draft.sources
+    num_nodes = [len(draft.parents) for draft in offers.drafts]
+    columns = (num_nodes, offers.groups, offers.contexts, offers.forced)
+    sizes = _sizes(base, max_rows, num_emitting, cost, columns)
+    whole = np.array([*sizes, *chain.from_iterable(columns), *parents, *stats.places(sources)], np.int64)
+    bought, gain = choosing.decide(
+        whole, _numbers(cost, spent_s, offers.rooms_s, stated), stats.counts, stats.is_certain
+    )
+    return _decision(bought.tolist(), gain, len(num_nodes))
 
 
 def choose(
@@ -61,56 +113,60 @@ def choose(
     `num_emitting` sequences say a word in it whatever is bought: all that offer, and those that draw their first.
     `spent_s` went into drafting already: it makes the cycle longer whatever is bought.
     """
-    ranked = sorted(
-        (-survival, index, node, offer.context)
-        for index, offer in enumerate(offers)
-        if not offer.forced
-        for node, survival in enumerate(offer.survival)
+    contexts, forced = [offer.context for offer in offers], [offer.forced for offer in offers]
+    columns = ([len(offer.survival) for offer in offers], [BELIEVED] * len(offers), contexts, forced)
+    sizes = _sizes(base, max_rows, num_emitting, cost, columns)
+    survival = [*chain.from_iterable([offer.survival for offer in offers])]
+    numbers = _numbers(cost, spent_s, [offer.room_s for offer in offers], survival)
+    bought, gain = choosing.choose(np.array([*sizes, *chain.from_iterable(columns)], np.int64), numbers)
+    return _decision(bought.tolist(), gain, len(offers))
+
+
+def prepare() -> None:
+    """Decide once about a made-up step, so that no user's request waits for the compiler."""
+    draft, stats = Draft.chain([0], confidence=[0.5], source=OTHER), AcceptanceStats()
+    base, cost = Load(1, 0, 0), CostModel({1: 1.0})
+    choose([Offer(0, stats.survival(OTHER, draft))], base, cost, max_rows=1)
+    offers = StatedOffers(
+        drafts=[draft], groups=[stats.group(OTHER, 0.0)], contexts=[0], rooms_s=[None], forced=[False]
     )
-    nodes, num_forced = _forced(offers, max_rows)
-    num_emitting = len(offers) if num_emitting is None else num_emitting
-    # words that each is expected to say; whoever says its first word in this pass says one
-    words = [1.0 + sum(offer.survival[node] for node in line) for offer, line in zip(offers, nodes, strict=True)]
-    least = 1.0 if num_emitting > len(offers) else math.inf
-    tokens = num_emitting + sum(words) - len(offers)
-    rows = base.rows + num_forced
-    reads = base.reads + sum(offer.context * len(line) for offer, line in zip(offers, nodes, strict=True))
-    plain_s = spent_s + cost.step_s(Load(rows, base.keys, reads))
-    rooms = [MOST_DELAY * plain_s if offer.room_s is None else offer.room_s for offer in offers]
-    best_count, best_speed, plain_speed = 0, tokens / plain_s, tokens / plain_s
-    for count, (negative, index, _, context) in enumerate(ranked[: max(0, max_rows - num_forced)], start=1):
-        tokens, rows, reads = tokens - negative, rows + 1, reads + context
-        words[index] -= negative
-        seconds = spent_s + cost.step_s(Load(rows, base.keys, reads))
-        is_fair = seconds <= plain_s * (1.0 + MOST_DELAY) * least and all(
-            seconds <= plain_s * said + room for said, room in zip(words, rooms, strict=True)
-        )
-        if is_fair and tokens / seconds > best_speed:
-            best_count, best_speed = count, tokens / seconds
-    if best_speed < LEAST_GAIN * plain_speed:
-        best_count, best_speed = 0, plain_speed
-    for _, index, node, _ in ranked[:best_count]:
-        nodes[index].append(node)
-    gain = best_speed / plain_speed
-    return Decision([sorted(line) for line in nodes], _reason(best_count, num_forced, gain, ranked), gain)
+    decide(offers, base, cost, stats, max_rows=1)
 
 
-def _forced(offers: Sequence[Offer], max_rows: int) -> tuple[list[list[int]], int]:
-    """The nodes that are bought whatever they cost, as many as there is room for."""
-    nodes: list[list[int]] = []
-    room = max_rows
-    for offer in offers:
-        line = list(range(min(room, len(offer.survival)))) if offer.forced else []
-        nodes.append(line)
-        room -= len(line)
-    return nodes, max_rows - room
+def _sizes(
+    base: Load, max_rows: int, num_emitting: int | None, cost: CostModel, columns: Sequence[Sequence[int]]
+) -> tuple[int, ...]:
+    num_offers = len(columns[0])
+    assert all(len(column) == num_offers for column in columns), "every sequence has its entries"
+    emitting = num_offers if num_emitting is None else num_emitting
+    return base.rows, base.keys, base.reads, max_rows, emitting, num_offers, len(cost.rows_s)
 
 
-def _reason(bought: int, forced: int, gain: float, ranked: Sequence[object]) -> str:
+def _numbers(
+    cost: CostModel, spent_s: float, rooms_s: Sequence[float | None], of_nodes: Sequence[float]
+) -> choosing.Floats:
+    rates = (cost.per_key_s, cost.per_read_s, cost.drift, spent_s, MOST_DELAY, LEAST_GAIN, cost.row_factor)
+    known = (*rates, *cost.rows_s, *cost.rows_s.values(), *rooms_s)  # None becomes NaN
+    try:
+        return np.array([*known, *of_nodes], np.float64)
+    except OverflowError:  # a drafter may state a whole number that is larger than any float
+        return np.array([*known, *(min(1.0, max(0.0, stated)) for stated in of_nodes)], np.float64)
+
+
+def _decision(found: list[int], gain: float, num_offers: int) -> Decision:
+    num_forced, num_for_sale, *bought = found
+    nodes: list[list[int]] = [[] for _ in range(num_offers)]
+    num_bought = len(bought) // 2
+    for offer, node in zip(bought[:num_bought], bought[num_bought:], strict=True):
+        nodes[offer].append(node)
+    return Decision(nodes, _reason(num_bought - num_forced, num_forced, gain, num_for_sale), gain)
+
+
+def _reason(bought: int, forced: int, gain: float, for_sale: int) -> str:
     if forced:
         return f"{forced} drafted rows were forced"
-    if not ranked:
+    if not for_sale:
         return "no draft was offered"
     if not bought:
-        return f"none of {len(ranked)} drafted rows would have paid for its time"
-    return f"{bought} of {len(ranked)} drafted rows bought: {gain:.2f}x the tokens per second of a plain step expected"
+        return f"none of {for_sale} drafted rows would have paid for its time"
+    return f"{bought} of {for_sale} drafted rows bought: {gain:.2f}x the tokens per second of a plain step expected"

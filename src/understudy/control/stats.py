@@ -8,24 +8,29 @@ expense. For drafters that do cost, acceptance by position says what asking them
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
-from understudy.control.classes import ClassNames
+import numpy as np
+
+from understudy.control.choosing import HITS, PRIOR_TRUST, PRIOR_WEIGHT, TRIALS, calibrate, survive
+from understudy.control.classes import MOST_CLASSES, BoundedNames, ClassNames
+from understudy.core.control import LearnedRate
 from understudy.core.draft import ROOT, Draft
 
 _BANDS = 10
+_TEMPERATURE_BANDS = 3
+_MOST_DRAFTERS = 32
 _MOST_POSITIONS = 16
 """Positions of a draft that are told apart; deeper ones count as the last."""
-_MEMORY = 0.99
-"""Weight of the past: the last hundred or so observations of a band count."""
-_PRIOR_WEIGHT = 6.0
-_PRIOR_TRUST = 0.6
-"""Before anything is known, a stated confidence is believed this far, and a position is accepted this often."""
+_MEMORY = 0.995
+"""Weight of the past: the last two hundred or so observations of a band count."""
+
+_FORGOTTEN_WEIGHT = 2.0
+"""Observations that are left of what was forgotten."""
 
 Key = tuple[str, int, str, int]
-"""Class, band of temperature, drafter, and band of confidence or position."""
+"""Class, band of temperature, drafter, and position."""
 
 
 @dataclass(slots=True)
@@ -39,34 +44,54 @@ class _Band:
 
     def rate(self, prior: float) -> float:
         """The acceptance that was measured."""
-        return (self.hits + _PRIOR_WEIGHT * prior) / (self.trials + _PRIOR_WEIGHT)
-
-    def least_rate(self, prior: float) -> float:
-        """One standard error less. Of many nodes the likeliest are bought, which are those most overrated by chance."""
-        rate = self.rate(prior)
-        return max(0.0, rate - math.sqrt(max(0.0, rate * (1.0 - rate)) / (self.trials + _PRIOR_WEIGHT)))
+        return (self.hits + PRIOR_WEIGHT * prior) / (self.trials + PRIOR_WEIGHT)
 
 
 _UNKNOWN = _Band()
 
 
-class AcceptanceStats:
-    """Maps stated confidence to measured acceptance."""
+class _Places(dict[str, int]):
+    """Names and their places in a table, given out as names come; those beyond the limit share one."""
 
-    def __init__(self) -> None:
-        self._bands: dict[Key, _Band] = {}
-        self._positions: dict[Key, _Band] = {}
+    def __init__(self, names: BoundedNames) -> None:
+        super().__init__()
+        self._names = names
+
+    def __missing__(self, name: str) -> int:
+        known = self._names.known(name)
+        return self[known] if known != name else self.setdefault(name, len(self))
+
+
+class AcceptanceStats:
+    """Maps stated confidence to measured acceptance. What drafters named in `certain` state is believed as it is."""
+
+    def __init__(self, certain: Iterable[str] = ()) -> None:
         self._classes = ClassNames()
+        self._class_places = _Places(self._classes)
+        self._drafter_places = _Places(BoundedNames(_MOST_DRAFTERS))
+        self.counts = np.zeros((MOST_CLASSES * _TEMPERATURE_BANDS, _MOST_DRAFTERS, _BANDS, 2))
+        """Hits and trials, by group (see `group`), drafter and band of confidence."""
+        self._flat_counts = self.counts.data.cast("B").cast("d")  # the same, to be counted in one by one
+        self.is_certain = np.zeros(_MOST_DRAFTERS, np.bool_)
+        self.is_certain[[self._drafter_places[name] for name in certain]] = True
+        self._positions: dict[Key, _Band] = {}
+
+    def group(self, workload_class: str, temperature: float) -> int:
+        """The place of a class and band of temperature in the arrays."""
+        return _TEMPERATURE_BANDS * self._class_places[workload_class] + _temperature_band(temperature)
+
+    def places(self, sources: Iterable[str]) -> list[int]:
+        """The places of drafters in the arrays."""
+        return [*map(self._drafter_places.__getitem__, sources)]
 
     def calibrated(self, workload_class: str, draft: Draft, *, temperature: float = 0.0) -> Draft:
         """The draft with each node's stated confidence replaced by the acceptance that was measured for it."""
-        group = self._classes.known(workload_class), _temperature_band(temperature)
-        learned = []
-        for stated, source in zip(draft.confidence, draft.sources, strict=True):
-            confidence = min(1.0, max(0.0, stated))
-            band = self._bands.get((*group, source, _confidence_band(stated)), _UNKNOWN)
-            learned.append(band.least_rate(_PRIOR_TRUST * confidence))
-        return replace(draft, confidence=tuple(learned))
+        learned = np.empty(len(draft))
+        group = self.group(workload_class, temperature)
+        stated = np.array([min(1.0, max(0.0, confidence)) for confidence in draft.confidence], np.float64)
+        sources = np.array(self.places(draft.sources), np.int64)
+        calibrate(stated, sources, group, self.counts, self.is_certain, learned)
+        return Draft(draft.tokens, draft.parents, tuple(learned.tolist()), draft.sources)
 
     def survival(self, workload_class: str, draft: Draft, *, temperature: float = 0.0) -> list[float]:
         """The probability that the walk reaches each node of one drafter's draft."""
@@ -76,12 +101,29 @@ class AcceptanceStats:
         """How often a drafter's token at a position (1 is the first) is right, given that those before it were."""
         group = self._classes.known(workload_class), _temperature_band(temperature)
         position = min(position, _MOST_POSITIONS)
-        prior = _PRIOR_TRUST if position == 1 else self._positions.get((*group, source, 1), _UNKNOWN).rate(_PRIOR_TRUST)
+        prior = PRIOR_TRUST if position == 1 else self._positions.get((*group, source, 1), _UNKNOWN).rate(PRIOR_TRUST)
         return self._positions.get((*group, source, position), _UNKNOWN).rate(prior)
 
-    def observe(self, workload_class: str, draft: Draft, words: Sequence[int], *, temperature: float = 0.0) -> None:
-        """Score one drafter's whole proposal against the words that were emitted after it."""
+    def num_seen(self, workload_class: str, source: str, *, temperature: float = 0.0) -> float:
+        """About how many proposals of a drafter were scored lately."""
         group = self._classes.known(workload_class), _temperature_band(temperature)
+        return self._positions.get((*group, source, 1), _UNKNOWN).trials
+
+    def forget(self, workload_class: str, source: str) -> None:
+        """Believe what was learned of a drafter no more than what nothing is known of."""
+        known = self._classes.known(workload_class)
+        for key, band in self._positions.items():
+            if key[0] == known and key[2] == source and band.trials > _FORGOTTEN_WEIGHT:
+                band.hits *= _FORGOTTEN_WEIGHT / band.trials
+                band.trials = _FORGOTTEN_WEIGHT
+        first = _TEMPERATURE_BANDS * self._class_places[workload_class]
+        counts = self.counts[first : first + _TEMPERATURE_BANDS, self._drafter_places[source]]
+        counts *= np.minimum(1.0, _FORGOTTEN_WEIGHT / np.maximum(counts[..., TRIALS:], 1e-9))
+
+    def observe(self, workload_class: str, draft: Draft, words: Sequence[int], *, temperature: float = 0.0) -> int:
+        """Score one drafter's whole proposal against the words that were emitted after it; return how many it had."""
+        group = self.group(workload_class, temperature)
+        key = self._classes.known(workload_class), _temperature_band(temperature)
         at = ROOT
         for position, word in enumerate(words, start=1):
             matched = None
@@ -89,17 +131,42 @@ class AcceptanceStats:
             for node in range(at + 1, len(draft)):
                 if draft.parents[node] == at:
                     hit = draft.tokens[node] == word
-                    key = (*group, draft.sources[node], _confidence_band(draft.confidence[node]))
-                    self._bands.setdefault(key, _Band()).count(hit=hit)
+                    self._count(group, draft.sources[node], draft.confidence[node], hit=hit)
                     asked.add(draft.sources[node])
                     matched = node if hit else matched
             for source in asked:
-                key = (*group, source, min(position, _MOST_POSITIONS))
                 hit = matched is not None and draft.sources[matched] == source
-                self._positions.setdefault(key, _Band()).count(hit=hit)
+                self._positions.setdefault((*key, source, min(position, _MOST_POSITIONS)), _Band()).count(hit=hit)
             if matched is None:
-                return
+                return position - 1
             at = matched
+        return len(words)
+
+    def _count(self, group: int, source: str, stated: float, *, hit: bool) -> None:
+        counts = self._flat_counts
+        band = (group * _MOST_DRAFTERS + self._drafter_places[source]) * _BANDS + _confidence_band(stated)
+        counts[2 * band + HITS] = counts[2 * band + HITS] * _MEMORY + hit
+        counts[2 * band + TRIALS] = counts[2 * band + TRIALS] * _MEMORY + 1.0
+
+    def rates(self) -> Iterator[LearnedRate]:
+        """All that is known, to be kept."""
+        classes, drafters = list(self._class_places), list(self._drafter_places)
+        for group, drafter, band in np.argwhere(self.counts[..., TRIALS] > 0.0).tolist():
+            place, temperature_band = divmod(group, _TEMPERATURE_BANDS)
+            hits, trials = self.counts[group, drafter, band].tolist()
+            yield LearnedRate("confidence", classes[place], temperature_band, drafters[drafter], band, hits, trials)
+        for position_key, known in self._positions.items():
+            yield LearnedRate("position", *position_key, known.hits, known.trials)
+
+    def recall(self, rates: Iterable[LearnedRate]) -> None:
+        """Begin with what was known."""
+        for rate in rates:
+            if rate.kind == "position":
+                key = self._classes.known(rate.workload_class), rate.temperature_band, rate.drafter, rate.index
+                self._positions[key] = _Band(rate.hits, rate.trials)
+            elif 0 <= rate.temperature_band < _TEMPERATURE_BANDS and 0 <= rate.index < _BANDS:
+                group = _TEMPERATURE_BANDS * self._class_places[rate.workload_class] + rate.temperature_band
+                self.counts[group, self._drafter_places[rate.drafter], rate.index] = rate.hits, rate.trials
 
 
 def survival_of(draft: Draft) -> list[float]:
@@ -108,14 +175,9 @@ def survival_of(draft: Draft) -> list[float]:
     Only one child of a node can be right. Where drafters that know nothing of each other are sure of different
     children, all of them are believed less, so that no more than certainty is shared out.
     """
-    claimed: dict[int, float] = {}
-    for parent, acceptance in zip(draft.parents, draft.confidence, strict=True):
-        claimed[parent] = claimed.get(parent, 0.0) + acceptance
-    survival: list[float] = []
-    for parent, acceptance in zip(draft.parents, draft.confidence, strict=True):
-        reached = 1.0 if parent == ROOT else survival[parent]
-        survival.append(reached * acceptance / max(1.0, claimed[parent]))
-    return survival
+    survival, claimed = np.empty(len(draft)), np.zeros(len(draft) + 1)
+    survive(np.array(draft.parents, np.int64), np.array(draft.confidence, np.float64), claimed, survival)
+    return list(survival.tolist())
 
 
 def _confidence_band(stated: float) -> int:

@@ -6,7 +6,8 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from understudy.core.events import EventSink
+from understudy.core.control import ControlView, Learned
+from understudy.core.events import Event, EventSink
 from understudy.core.request import Output, Request
 from understudy.core.switches import Switches
 
@@ -25,6 +26,8 @@ class ModelInfo:
     tokenizer_folder: str
     """Where the model's tokenizer and chat template can be read from, as `Tokenizer.from_folder` does."""
     drafters: tuple[str, ...] = ()
+    draft: str = ""
+    """What the draft model is called, if there is one."""
     draft_problem: str = ""
     """Why there is no draft model although one was asked for."""
     weights: str = ""
@@ -99,11 +102,24 @@ class Backend(Protocol):
     def switch(self, switches: Switches) -> None:
         """Switch speculation, now and after every restart."""
 
-    def listen(self, sink: EventSink) -> None:
-        """Let `sink` hear what the engine emits."""
+    def listen(self, sink: EventSink, *kinds: type[Event], at_once: bool = False) -> None:
+        """Let `sink` hear what the engine emits: the events of these kinds, or all of them if none is named.
+
+        Cycles may be kept and told many at a time, unless somebody wants them at once; `tell_cycles` tells those that
+        are kept.
+        """
+
+    def tell_cycles(self) -> None:
+        """Let those who listen hear of every step until now. Any thread may ask."""
 
     async def check(self) -> EngineCheck:
         """Let the engine count its blocks and compare them with those who hold them."""
+
+    async def explain(self) -> ControlView:
+        """How things stand in the control plane, and what it has learned."""
+
+    def remember(self, learned: Learned) -> None:
+        """Let the engine go on from this, now and after every restart."""
 
     async def close(self) -> None:
         """Stop; what was being computed is lost."""

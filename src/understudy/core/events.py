@@ -26,6 +26,20 @@ class Notice:
 
 
 @dataclass(frozen=True, slots=True)
+class Decided:
+    """The control plane changed its mind, or saw something that it had to act on."""
+
+    what: str
+    """Which part of it: breaker, ledger, health, rule, policy, experiment, shadow, switch."""
+    subject: str
+    """What it is about, such as `code` or `code, suffix`."""
+    outcome: str
+    """What holds from now on, in a word or two."""
+    reason: str
+    """Why, in a sentence with its numbers."""
+
+
+@dataclass(frozen=True, slots=True)
 class Cycle:
     """One engine step: how many rows it computed for whom, what it emitted and how long each part took."""
 
@@ -64,16 +78,18 @@ class Ended:
     facts: Facts
 
 
-Event = Fallback | Notice | Cycle | Preempted | Ended
+Event = Fallback | Notice | Decided | Cycle | Preempted | Ended
 EventSink = Callable[[Event], None]
 
 
 def log_fallbacks(event: Event) -> None:
-    """Write fallbacks and notices to the log `understudy`: the sink of those who do not ask for another."""
+    """Write fallbacks, notices and decisions to the log `understudy`: the sink of those who do not ask for another."""
     if isinstance(event, Fallback):
         logging.getLogger("understudy").warning("%s: %s", event.what, event.reason)
     elif isinstance(event, Notice):
         logging.getLogger("understudy").warning("%s: %s", event.what, event.text)
+    elif isinstance(event, Decided):
+        logging.getLogger("understudy").info("%s: %s %s: %s", event.what, event.subject, event.outcome, event.reason)
 
 
 def ignore(event: Event) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import secrets
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from functools import cached_property
 
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 
 from understudy.config import EngineConfig
 from understudy.control.cost import CostModel, Load
+from understudy.core.control import ControlView, Learned
 from understudy.core.draft import EMPTY
 from understudy.core.events import Cycle, EventSink, Preempted, ignore
 from understudy.core.request import Output, Request
@@ -42,6 +44,8 @@ from understudy.text.tokenizer import Tokenizer
 
 Floats = NDArray[np.float32]
 
+_WORD_WEIGHT = 0.05
+
 
 class Engine:
     """Serves many requests at once; every answer is what it would have been alone."""
@@ -55,6 +59,7 @@ class Engine:
         drafters: Items[Drafter] = (),
         config: EngineConfig | None = None,
         emit: EventSink = ignore,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.config = config or EngineConfig()
         model = runner.decoder.config
@@ -63,9 +68,18 @@ class Engine:
         self._runner = runner
         self._tokenizer = tokenizer
         self._emit = emit
+        self._clock = clock
         self._pool = BlockPool(runner.num_blocks)
         self._prefix = PrefixCache(self._pool, runner.page_tokens) if self.config.prefix_cache else None
-        self._drafting = Drafting(drafters, cost=cost, vocab_size=model.vocab_size, emit=emit)
+        self._drafting = Drafting(
+            drafters,
+            cost=cost,
+            vocab_size=model.vocab_size,
+            emit=emit,
+            policy=self.config.policy,
+            control_share=self.config.control_share,
+            clock=clock,
+        )
         self._scheduler = Scheduler(
             self._pool,
             page_tokens=runner.page_tokens,
@@ -73,6 +87,7 @@ class Engine:
             max_sequences=self.config.max_sequences,
             on_preempt=lambda sequence: emit(Preempted(sequence.request.request_id, sequence.choice)),
         )
+        self._word_s = 0.0
         self._ids = itertools.count()
         self._live: dict[str, list[Sequence]] = {}
         self._aborted: list[Sequence] = []
@@ -107,24 +122,33 @@ class Engine:
         """Switch speculation, or parts of it, off or on; running requests obey from the next step on."""
         self._drafting.switches = switches
 
+    def explain(self) -> ControlView:
+        """How things stand in the control plane, and what it has learned."""
+        return self._drafting.explain()
+
+    def recall(self, learned: Learned) -> None:
+        """Begin with what an earlier engine has learned."""
+        self._drafting.recall(learned)
+
     def abort(self, request_id: str) -> None:
         """End a request; its blocks are free at the next step."""
         self._aborted.extend(self._live.get(request_id, ()))
 
     def step(self) -> list[Output]:
         """Compute one pass and return what each sequence said."""
-        started = time.perf_counter()
+        started = self._clock()
         outputs = self.end_aborted()
         shares = self._scheduler.plan()
         if not shares:
             return outputs
         proposals, reason, drafting_s = self._draft(shares)
-        drafted = time.perf_counter()
+        drafted = self._clock()
         works = [_work(share, proposal) for share, proposal in zip(shares, proposals, strict=True)]
         logits = self._runner.forward(works)
-        forwarded = time.perf_counter()
+        forwarded = self._clock()
         logits = [self._score(*item) for item in zip(shares, works, logits, strict=True)]
         verdicts = [self._verify(*item) for item in zip(shares, proposals, logits, strict=True)]
+        self._time_words(sum(len(verdict.words) for verdict in verdicts), self._clock() - forwarded)
         load, plain = _load(shares, proposals), _load(shares, [Proposal()] * len(shares))  # before lengths move
         for share, proposal, verdict, rows in zip(shares, proposals, verdicts, logits, strict=True):
             self._learn(share, proposal, rows)
@@ -133,9 +157,8 @@ class Engine:
                 outputs.append(share.sequence.take_output())
             if share.sequence.finish_reason is not None:
                 self._remove(share.sequence)
-        self._settle(shares, verdicts, plain_s=self.cost.step_s(plain), step_s=self.cost.step_s(load) + drafting_s)
-        self.cost.observe(load, forwarded - drafted)
-        self._emit(_cycle(proposals, verdicts, load, reason, (started, drafted, forwarded, time.perf_counter())))
+        self._settle(shares, verdicts, plain=plain, load=load, drafting_s=drafting_s, forward_s=forwarded - drafted)
+        self._emit(_cycle(proposals, verdicts, load, reason, (started, drafted, forwarded, self._clock())))
         return outputs
 
     def check(self) -> None:
@@ -184,14 +207,14 @@ class Engine:
         if any(not share.sequence.num_generated for share in shares):  # its reader waits: nobody makes this step longer
             ready = [i for i in ready if shares[i].sequence.request.speculation.forced]
         base = _load(shares, [Proposal()] * len(shares))
-        started = time.perf_counter()
+        started = self._clock()
         found, reason = self._drafting.propose(
             [shares[i].sequence for i in ready],
             base,
             max_rows=self.config.max_rows_per_step - base.rows,
             num_emitting=sum(share.reaches_end for share in shares),
         )
-        drafting_s = time.perf_counter() - started
+        drafting_s = self._clock() - started
         proposals = [Proposal()] * len(shares)
         for index, proposal in zip(ready, found, strict=True):
             share = shares[index]
@@ -247,25 +270,34 @@ class Engine:
         sequence, path = share.sequence, verdict.path
         self._runner.move(*sequence.cache.keep(share.num_known, path))
         sequence.cache.commit(share.num_known + len(path), sequence.tokens)
-        self._drafting.observe(sequence, proposal, [word.token for word in verdict.words])
-        if verdict.words:
-            counts = sequence.counts
-            counts.cycles += 1
-            counts.drafted += verdict.draft.depth
-            counts.add_walk(word.node is not None for word in verdict.words[: verdict.draft.depth])
-            counts.rows += len(verdict.draft)
-            counts.accepted += verdict.num_accepted
-            counts.rejected += verdict.num_rejected
-            counts.add_draft(verdict.draft.sources, path)
-            for draft in proposal.drafts:
-                if len(draft):
-                    counts.proposed[draft.sources[0]] = counts.proposed.get(draft.sources[0], 0) + len(draft)
+        self._drafting.observe(sequence, proposal, [word.token for word in verdict.words], path)
+        verdict.count(sequence.counts, proposal.drafts)
 
-    def _settle(self, shares: Items[Share], verdicts: Items[Verdict], *, plain_s: float, step_s: float) -> None:
-        """Write into each text's ledger what its words took, and what they would have taken plainly."""
-        for share, verdict in zip(shares, verdicts, strict=True):
-            if verdict.words:
-                share.sequence.ledger.add(plain_step_s=plain_s, step_s=step_s, num_words=len(verdict.words))
+    def _settle(
+        self,
+        shares: Items[Share],
+        verdicts: Items[Verdict],
+        *,
+        plain: Load,
+        load: Load,
+        drafting_s: float,
+        forward_s: float,
+    ) -> None:
+        """Write into the ledgers what the words took, and what they would have taken plainly."""
+        plain_s, step_s = self.cost.step_s(plain), self.cost.step_s(load, plain) + drafting_s
+        spoke = [(share, verdict) for share, verdict in zip(shares, verdicts, strict=True) if verdict.words]
+        num_more = sum(len(verdict.words) - 1 for _, verdict in spoke)
+        for share, verdict in spoke:
+            # everybody waits while the words that others gained are drawn, too; its own are drawn plainly as well
+            others_s = self._word_s * (num_more - (len(verdict.words) - 1))
+            share.sequence.ledger.add(plain_step_s=plain_s, step_s=step_s + others_s, num_words=len(verdict.words))
+        self._drafting.settle([share.sequence for share, _ in spoke], base=plain, load=load, forward_s=forward_s)
+        self.cost.observe(load, forward_s, plain)
+
+    def _time_words(self, num_words: int, seconds: float) -> None:
+        """Learn how long it takes to draw a word."""
+        if num_words:
+            self._word_s += _WORD_WEIGHT * (seconds / num_words - self._word_s)
 
     def end_aborted(self) -> list[Output]:
         """End what was aborted, and give its blocks back."""

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
 
+from understudy.control.controller import Controller, by_class
 from understudy.control.cost import CostModel, Load
 from understudy.control.planning import (
     MOST_DEPTH,
@@ -40,6 +41,17 @@ class _Probe:
         return sequence.sequence_id == self.sequence_id and prospect.num_unread < self.num_unread
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Whom to ask, and how far."""
+
+    indexes: list[int]
+    budgets: list[Budget]
+    """Of all sequences, asked or not."""
+    is_reading: bool
+    """Whether some of them have a text that must be read first."""
+
+
 class Pricing:
     """Plans the asking of drafters that cost time."""
 
@@ -67,19 +79,26 @@ class Pricing:
         before: Items[Items[Draft]],
         base: Load,
         num_emitting: int,
-    ) -> tuple[list[int], list[Budget]]:
+        controller: Controller,
+    ) -> Asked:
         """Whom to ask a drafter that costs time, and until when it is worth going on."""
         prospects = [self._prospect(drafter, *item) for item in zip(sequences, budgets, before, strict=True)]
         chosen = plan(prospects, base, target=self._cost, drafter=drafter.cost, num_emitting=num_emitting)
         asked = set(chosen.asked)
-        if not asked:
+        if asked:
+            texts = by_class(sequences[index].request.workload_class for index in asked)
+            if not controller.permits_asking(texts, chosen.drafting_s):
+                asked = set()
+        else:
             asked = self._probe(drafter, sequences, prospects, base)
         forced = {index for index, s in enumerate(sequences) if s.request.speculation.forced}
         limited = [
             budget if index in forced else self._limited(drafter, sequence, budget, chosen)
             for index, (sequence, budget) in enumerate(zip(sequences, budgets, strict=True))
         ]
-        return sorted(asked | forced), limited
+        # after a draft a few words are unread, whatever became of it
+        is_reading = any(prospects[index].num_unread > MOST_DEPTH + 1 for index in asked | forced)
+        return Asked(sorted(asked | forced), limited, is_reading)
 
     def _probe(
         self, drafter: PricedDrafter, sequences: Items[Sequence], prospects: Items[Prospect], base: Load

@@ -56,8 +56,12 @@ class Scouting:
         switches: Switches,
         max_rows: int,
         num_emitting: int,
+        permits: Callable[[str, float], bool],
     ) -> list[Draft]:
-        """The rows that each sequence's drafter learns from in this step."""
+        """The rows that each sequence's drafter learns from in this step.
+
+        `permits`: whether the ledgers have room for so many seconds, by class.
+        """
         scouts = [EMPTY] * len(sequences)
         drafter = self._drafter
         if drafter is not None and not switches.allows(drafter.name):
@@ -67,6 +71,7 @@ class Scouting:
             return scouts
         load = Load(base.rows + sum(len(draft) for draft in bought), base.keys, base.reads)
         room = max_rows - (load.rows - base.rows)
+        bare_s = self._cost.step_s(base)
         rate = num_emitting / self._cost.step_s(base)
         for index, sequence in enumerate(sequences):
             if count > room or not _allows(sequence, switches, drafter.name, count):
@@ -74,6 +79,9 @@ class Scouting:
             more = Load(load.rows + count, load.keys, load.reads + count * len(sequence.tokens))
             extra_s = self._cost.step_s(more) - self._cost.step_s(load) + self._learning_s
             if not self._pays(sequence, extra_s, rate, drafter.name):
+                continue
+            whole_s = self._cost.step_s(more) - bare_s
+            if not sequence.request.speculation.forced and not permits(sequence.request.workload_class, whole_s):
                 continue
             draft = self._guard(drafter, partial(self._window, drafter, sequence, count))
             if draft is None:  # it failed: it has no more say in this step

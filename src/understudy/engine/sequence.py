@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from understudy.control.health import Health
 from understudy.control.ledger import Ledger
 from understudy.core.request import Facts, FinishReason, Output, Request, SpeculationCounts, TokenLogprob
 from understudy.drafters.base import Context
@@ -42,6 +43,11 @@ class Sequence:
         self.cache = cache
         self.counts = SpeculationCounts()
         self.ledger = Ledger()
+        self.unpaid_s = 0.0
+        """Time that a drafter spent on reading this text, and that no ledger holds yet."""
+        self.health = Health()
+        self.num_resting = 0
+        """Steps for which nothing is drafted: its drafts have suddenly become wrong."""
         self.cached_tokens = 0
         self.num_preemptions = 0
         self.finish_reason: FinishReason | None = None

@@ -20,10 +20,11 @@ drawn, and stops taking at a stop condition. What was not taken was never said.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from understudy.core.draft import ROOT, Draft
+from understudy.core.request import SpeculationCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,3 +74,19 @@ class Verdict:
         """Drafted positions, on the longest path, that were not; after a cut only those that came to be decided."""
         decided = min(len(self.words), self.draft.depth) if self.cut else self.draft.depth
         return decided - self.num_accepted
+
+    def count(self, counts: SpeculationCounts, proposed: Sequence[Draft]) -> None:
+        """Count the cycle, if it said anything. `proposed` is all that was offered, bought or not."""
+        if not self.words:
+            return
+        depth = self.draft.depth
+        counts.cycles += 1
+        counts.drafted += depth
+        counts.add_walk(word.node is not None for word in self.words[:depth])
+        counts.rows += len(self.draft)
+        counts.accepted += self.num_accepted
+        counts.rejected += self.num_rejected
+        counts.add_draft(self.draft.sources, self.path)
+        for draft in proposed:
+            if len(draft):
+                counts.proposed[draft.sources[0]] = counts.proposed.get(draft.sources[0], 0) + len(draft)

@@ -6,9 +6,9 @@ import asyncio
 import platform
 import re
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Literal
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
@@ -16,7 +16,7 @@ from understudy import __version__
 from understudy.core.switches import ALL_ON, Switches
 from understudy.errors import ConfigError, EngineLost
 from understudy.server.errors import error_body
-from understudy.server.identity import caller_of
+from understudy.server.identity import admin_name
 from understudy.server.service import Service
 from understudy.server.switchboard import described
 
@@ -89,13 +89,19 @@ def routes(service: Service) -> APIRouter:
             switches = _flipped(ALL_ON if setting is None else setting.switches, flip)
         except ConfigError as error:
             return JSONResponse(error_body(str(error), code="invalid_value"), 400)
-        switchboard.set("admin", switches, who=_who(request), why=flip.why)
+        switchboard.set("admin", switches, who=admin_name(request), why=flip.why)
         return _speculation(service)
 
     @router.delete("/speculation")
-    async def clear_speculation(request: Request) -> SpeculationView:
-        """Forget what was said here; what other sources say still holds."""
-        switchboard.clear("admin", who=_who(request), why="cleared")
+    async def clear_speculation(
+        request: Request,
+        source: Annotated[
+            Literal["admin", "parity"],
+            Query(description="Whose word is taken back: what was said here, or what a shadow run found."),
+        ] = "admin",
+    ) -> SpeculationView:
+        """Forget what one source said; what the others say still holds."""
+        switchboard.clear(source, who=admin_name(request), why="cleared")
         return _speculation(service)
 
     @router.get("/state")
@@ -114,12 +120,6 @@ def routes(service: Service) -> APIRouter:
             return JSONResponse(body, 503, {"retry-after": "5"})
 
     return router
-
-
-def _who(request: Request) -> str:
-    """The admin's key by a short digest, or the machine itself where there are no keys."""
-    tenant = caller_of(request).tenant
-    return f"admin key {tenant[:8]}" if tenant else "loopback"
 
 
 def _unknown_name(service: Service, flip: Flip) -> JSONResponse | None:
@@ -185,6 +185,7 @@ def _state(service: Service) -> dict[str, object]:
             "is_draining": admission.is_draining,
         },
         "num_audit_failures": service.switchboard.audit.num_failures,
+        "num_state_failures": service.keeper.num_failures,
         "num_records_dropped": 0 if recorder is None else recorder.num_dropped,
         "versions": {"understudy": __version__, "python": platform.python_version()},
         "config": service.config.described(),

@@ -72,6 +72,14 @@ class Place:
         except TimeoutError:
             raise Overloaded("The engine is not ready.", cause="engine", retry_after_s=5.0) from None
 
+    def in_time(self, steps: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
+        """The parts of the answer as they come, for as long as the answer may take."""
+        return steps if self.ends_s is None else self._each_before_end(steps)
+
+    async def _each_before_end(self, steps: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
+        while (step := await self.before_end(anext(steps, None))) is not None:
+            yield step
+
     async def before_end(self, step: Awaitable[T]) -> T:
         """Wait for a part of the answer, no longer than the answer may take."""
         if self.ends_s is None:

@@ -6,7 +6,7 @@ from starlette.types import ASGIApp
 
 from understudy import __version__
 from understudy.core.backend import BackendState
-from understudy.server import admin, system
+from understudy.server import admin, decisions, experiment_admin, system
 from understudy.server.errors import add_error_handlers
 from understudy.server.exchange import Caller
 from understudy.server.gate import Gate
@@ -52,7 +52,7 @@ def make_routes(service: Service, metrics: Metrics | None = None) -> Application
     app = Application(title="Understudy", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.service = service
     add_error_handlers(app)
-    for module in (chat, completions, models, tokens, admin):
+    for module in (chat, completions, models, tokens, admin, decisions, experiment_admin):
         app.include_router(module.routes(service), responses=ERRORS)
     app.include_router(system.routes(service, metrics), responses=ERRORS)
     return app

@@ -54,6 +54,10 @@ class ServerConfig:
     """A file that is watched: what it says about speculation holds."""
     audit_file: Path | None = None
     """Where every flip of a switch is written; to the log alone if None."""
+    state_file: Path | None = None
+    """Where it is kept what was learned, decided and tried, over a restart; None keeps nothing."""
+    shadow_share: float = 0.01
+    """Of the answers, those that are computed again in quiet moments, with and without drafts, and compared."""
     record_dir: Path | None = None
     record_max_bytes: int = 1 << 30
     record_max_age_s: float = 7 * 86400.0
@@ -71,6 +75,9 @@ class ServerConfig:
                 raise ConfigError(f"{name} is {value!r}.", "Give a number of seconds.")
         if self.max_per_key is not None and (not isinstance(self.max_per_key, int) or self.max_per_key < 1):
             raise ConfigError(f"max_per_key is {self.max_per_key!r}.", "Give a whole number of at least 1.")
+        share = self.shadow_share
+        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
+            raise ConfigError(f"shadow_share is {share!r}.", "Give a number from 0 to 1.")
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port is {self.port}.", "Give a number from 0 to 65535.")
         if any(not key or not key.isascii() or not key.isprintable() for key in (*self.api_keys, *self.admin_keys)):

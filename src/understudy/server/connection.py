@@ -2,14 +2,19 @@
 
 A head that never comes and an answer that is never read would each hold a connection for ever, and the answer its
 place in the engine too.
+
+The pieces of a stream have a way of their own. The engine leaves nothing of ours in the processor's caches between two
+of them, so what a piece costs is the code that it passes: here a length and a write, not a protocol's state machine.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 
 import h11
+from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from understudy.server.errors import error_body
@@ -20,6 +25,18 @@ STALL_TIMEOUT_S = 30.0
 LEAST_READ_BYTES = 16 << 10
 """A peer that takes less than this of what waits for it in that time is hung up on."""
 
+WritePiece = Callable[[bytes], bool]
+
+
+def piece_writer(scope: Scope) -> WritePiece:
+    """How a piece of an answer without length is written at once, once its head was sent.
+
+    It says False, and has written nothing, where the piece must be sent as any other: there is no such connection, its
+    peer is gone or slow, or pieces have no lengths (HTTP/1.0).
+    """
+    write: WritePiece = scope.get("state", {}).get("write_piece", lambda piece: False)
+    return write
+
 
 class Connection(H11Protocol):
     """One connection. uvicorn waits for ever for a head that never ends, and for a peer that never reads."""
@@ -27,9 +44,24 @@ class Connection(H11Protocol):
     head_timer: asyncio.TimerHandle | None = None
     stall_timer: asyncio.TimerHandle | None = None
 
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let the application answer a request, and offer it the short way for pieces."""
+        if scope["http_version"] == "1.1" and scope["method"] != "HEAD":
+            scope["state"]["write_piece"] = self._write_piece
+        await self.config.loaded_app(scope, receive, send)
+
+    def _write_piece(self, piece: bytes) -> bool:
+        assert piece, "an empty piece would be the end"
+        # h11 sends the head and the end of such an answer, and keeps no account of what lies between
+        if self.flow.write_paused or self.cycle.disconnected:
+            return False
+        self.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+        return True
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for the first request."""
         super().connection_made(transport)
+        self.app = self.answer
         self._watch_head()
 
     def data_received(self, data: bytes) -> None:

@@ -23,7 +23,6 @@ from understudy.server.admission import Overloaded
 from understudy.server.config import ServerConfig, is_loopback
 from understudy.server.errors import error_body, problem_of
 from understudy.server.exchange import Caller
-from understudy.server.identity import note_sender
 from understudy.server.keys import KeyRing
 
 log = logging.getLogger("understudy.server")
@@ -102,7 +101,6 @@ class Gate:
         response = _Response(send, request_id, scope["path"])
         try:
             scope.setdefault("state", {})["request_id"] = request_id
-            note_sender(scope, send)
             scope["state"]["caller"] = caller = self._caller(scope)
             self._check_ready(scope["path"])
             self._check_door(scope["path"], caller)

@@ -17,12 +17,14 @@ from understudy.control.classes import OTHER, BoundedNames, ClassNames, label_of
 from understudy.core.events import Cycle, Ended, Event, Fallback, Preempted
 from understudy.core.switches import ALL_ON, Switches
 from understudy.server.exchange import Exchange
+from understudy.server.meters.control import ControlMeter
 from understudy.server.meters.engine import EngineMeter
 from understudy.server.meters.requests import RequestMeter
 from understudy.server.meters.speculation import SpeculationMeter
 from understudy.server.meters.state import StateCollector, model_name
 from understudy.server.meters.vllm_names import VllmNames
 from understudy.server.service import Service
+from understudy.server.shadow import SHADOW_PREFIX
 
 log = logging.getLogger("understudy.server")
 
@@ -43,6 +45,7 @@ class Metrics:
         self._speculation = SpeculationMeter(self.registry)
         self._requests = RequestMeter(self.registry)
         self._engine = EngineMeter(self.registry)
+        self._control = ControlMeter(self.registry)
         self._classes = ClassNames()
         self._labels: dict[str, str] = {}  # of classes, as they come in
         self._names: dict[Counter | Gauge, BoundedNames] = {}
@@ -80,10 +83,14 @@ class Metrics:
         assert self._service is None, "one registry holds the numbers of one service"
         self._service = service
         service.observers.append(self)
-        service.backend.listen(self.hear)
+        service.backend.listen(self.hear, Cycle, Ended, Preempted, Fallback)
+        self._engine.tell_cycles = service.backend.tell_cycles
         service.on_ignored_fields = self.ignored
         service.switchboard.on_change = lambda switches, source: self.switched(switches, source=source)
         self.registry.register(StateCollector(service, audit_failures=audit_failures, records_dropped=records_dropped))
+        service.journal.listeners.append(self._control.decided)
+        service.keeper.on_view = self._control.show
+        service.shadows.on_compared = self.parity
         self.registry.register(VllmNames(service, self._speculation, self._requests))
 
     def text(self, accept: str = "") -> tuple[bytes, str]:
@@ -112,7 +119,7 @@ class Metrics:
             match event:
                 case Cycle():
                     self._engine.add(event)
-                case Ended():
+                case Ended() if not event.request_id.startswith(SHADOW_PREFIX):  # nobody asked for those
                     workload_class = self._class(event.facts.workload_class)
                     self._requests.choice_ended(workload_class, event)
                     self._speculation.add(workload_class, event.facts)

@@ -12,7 +12,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from understudy.core.request import Request
+from understudy.core.request import Request, SpeculationCounts
 from understudy.errors import ConfigError
 from understudy.server.exchange import Exchange, Outcome
 
@@ -50,6 +50,8 @@ class RecordedRequest:
     admitted_s: float | None
     first_s: float | None
     ended_s: float | None
+    speculation: SpeculationCounts | None = None
+    """What drafts did for it, all choices together; None if no choice came to its end."""
 
 
 class Recorder:
@@ -96,6 +98,7 @@ class Recorder:
             admitted_s=_after(exchange.admitted_s, since),
             first_s=_after(exchange.first_s, since),
             ended_s=_after(exchange.ended_s, since),
+            speculation=_counts(exchange),
         )
         try:
             self._waiting.put_nowait(record)
@@ -164,7 +167,7 @@ def record_files(directory: Path) -> list[Path]:
     return sorted(files, key=lambda path: (path.stat().st_mtime_ns, path.name))
 
 
-def read_records(directory: Path) -> Iterator[RecordedRequest]:
+def read_records(directory: Path, *, tell: Callable[[str], None] = log.warning) -> Iterator[RecordedRequest]:
     """Every record, in the order of writing. A line that was cut off is passed over, and told."""
     decoder = msgspec.json.Decoder(RecordedRequest)
     for path in record_files(directory):
@@ -173,7 +176,16 @@ def read_records(directory: Path) -> Iterator[RecordedRequest]:
                 try:
                     yield decoder.decode(line)
                 except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-                    log.warning("%s, line %d is no record: %s", path, number, error)
+                    tell(f"{path}, line {number} is no record: {error}")
+
+
+def _counts(exchange: Exchange) -> SpeculationCounts | None:
+    if not exchange.facts:
+        return None
+    total = SpeculationCounts()
+    for facts in exchange.facts:
+        total.add(facts.counts)
+    return total
 
 
 def _after(moment_s: float | None, since_s: float) -> float | None:

@@ -31,13 +31,35 @@ KEEP_ALIVE_S = 30
 _FLUSH_S = 5
 """What was said last has this long to be read."""
 _TICK_S = 0.05
+_DATE_S = 1.0
 _MOST_FILES = 65536
 _BACKLOG = 2048
 _NICENESS = 10
 
 
 class _Web(uvicorn.Server):
-    """uvicorn without its signal handlers: the life around it decides when it ends."""
+    """uvicorn without its signal handlers: the life around it decides when it ends.
+
+    It wakes once a second for the date of its answers, not ten times to see whether it should end: the engine
+    is busy on these cores, and every wake-up finds cold caches.
+    """
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._ended = asyncio.Event()
+
+    async def main_loop(self) -> None:
+        """Return when it was told to leave."""
+        while not self._ended.is_set():
+            await self.on_tick(0)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_DATE_S):
+                    await self._ended.wait()
+
+    def leave(self) -> None:
+        """Take no more connections, let those that are open finish, and end."""
+        self.should_exit = True
+        self._ended.set()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -67,8 +89,12 @@ class Life:
         service = self._service
         _raise_file_limit()
         with self._signals():
+            await service.keeper.open()
             service.switchboard.start()
-            watching = asyncio.create_task(service.switchboard.watch())
+            beside = [
+                asyncio.create_task(watch)
+                for watch in (service.switchboard.watch(), service.keeper.watch(), service.shadows.run())
+            ]
             web = asyncio.create_task(self._web.serve(sockets=[self._listener]))
             web.add_done_callback(lambda _: self.stop())  # nothing is left to wait for
             try:
@@ -77,12 +103,15 @@ class Life:
                     await self._leave.wait()
                     await self._drain()
             finally:
+                await service.keeper.refresh()
                 # the engine first: every stream that is still open hears that it ends
                 await service.backend.close()
-                self._web.should_exit = True
+                self._web.leave()
                 await web
-                watching.cancel()
-                await asyncio.gather(watching, return_exceptions=True)
+                for task in beside:
+                    task.cancel()
+                await asyncio.gather(*beside, return_exceptions=True)
+                await service.keeper.close()
                 if service.recorder is not None:
                     await asyncio.to_thread(service.recorder.close)
 
@@ -100,6 +129,7 @@ class Life:
             await asyncio.wait({starting, leaving}, return_when=asyncio.FIRST_COMPLETED)
             if starting.done():
                 await starting  # raises what went wrong
+                self._service.keeper.recall()
                 _ = self._service.tokenizer  # read before anybody waits for it
                 # what is here now stays: the collector need not look at it again and again
                 gc.collect()

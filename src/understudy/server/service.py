@@ -11,14 +11,18 @@ from pathlib import Path
 from typing import Protocol
 
 from understudy.core.backend import Backend
-from understudy.core.events import Event, Fallback
+from understudy.core.events import Decided, Event, Fallback
 from understudy.core.request import Output
 from understudy.errors import CapacityError, EngineLost, InvalidRequest
 from understudy.server.admission import Admission, Overloaded, Place
 from understudy.server.audit import AuditLog
 from understudy.server.config import ServerConfig
 from understudy.server.exchange import Exchange, Outcome
+from understudy.server.experiments import Experiments
+from understudy.server.journal import Journal
+from understudy.server.keeper import Keeper
 from understudy.server.record import Recorder
+from understudy.server.shadow import Shadows
 from understudy.server.switchboard import Switchboard
 from understudy.text.tokenizer import Tokenizer
 
@@ -48,7 +52,13 @@ class Service:
         self.switchboard = Switchboard(
             backend, AuditLog(config.audit_file), file=config.switch_file, max_depth=config.max_depth
         )
-        self.observers = observers or []
+        self.journal = Journal()
+        self.keeper = Keeper(backend, self.journal, config.state_file)
+        self.shadows = Shadows(backend, self.admission, self.switchboard, decide=self.decide, share=config.shadow_share)
+        self.keeper.keep("parity", self.switchboard)
+        self.keeper.keep("shadows", self.shadows)
+        self.switchboard.on_decision = self._flipped
+        self.observers = [*(observers or []), self.shadows]
         self.on_ignored_fields: Callable[[Iterable[str]], None] = lambda names: None
         """Hears of the fields of requests that had no effect."""
         self.recorder: Recorder | None = None
@@ -57,15 +67,28 @@ class Service:
                 config.record_dir, max_bytes=config.record_max_bytes, max_age_s=config.record_max_age_s
             )
             self.observers.append(self.recorder)
+        self.experiments = Experiments(backend, self.switchboard, decide=self.decide)
+        self.observers.append(self.experiments)
+        self.keeper.keep("experiments", self.experiments)
         self._tokenizer: tuple[str, Tokenizer] | None = None
         self.fallbacks: deque[dict[str, str]] = deque(maxlen=_NUM_FALLBACKS)
         """What did not go the first way lately, and why, the oldest first."""
-        backend.listen(self._hear)
+        backend.listen(self._hear, Fallback, Decided)
 
     def _hear(self, event: Event) -> None:
         if isinstance(event, Fallback):
             time_of_day = datetime.now(UTC).isoformat(timespec="seconds")
             self.fallbacks.append({"time": time_of_day, "what": event.what, "reason": event.reason})
+        elif isinstance(event, Decided):
+            self.decide(event)
+
+    def decide(self, decided: Decided, who: str = "controller") -> None:
+        """Let it be known that something was decided, and by whom."""
+        self.journal.add(decided, who=who)
+
+    def _flipped(self, decided: Decided, who: str) -> None:
+        self.decide(decided, who)
+        self.keeper.save()  # what must outlive a crash is written now
 
     @property
     def model_name(self) -> str:
@@ -82,21 +105,38 @@ class Service:
         return self._tokenizer[1]
 
     async def answer(self, exchange: Exchange) -> AsyncGenerator[Output, None]:
-        """Yield the outputs of a request. Closing the iterator aborts it, wherever it is."""
+        """Yield the outputs of a request. Closing the iterator aborts it, wherever it is.
+
+        If the backend dies before the first word, nobody has seen anything: it is asked once more.
+        """
+        async with self._accounted(exchange) as place:
+            for is_last in (False, True):
+                try:
+                    await place.wait_for(self.backend.wait_ready())
+                    exchange.admitted_s = time.monotonic()
+                    async with contextlib.aclosing(self.backend.generate(exchange.request)) as outputs:
+                        async for output in place.in_time(outputs):
+                            exchange.saw(output)
+                            yield output
+                    return
+                except EngineLost:
+                    if is_last or exchange.num_tokens or self.backend.state.phase == "stopped":
+                        raise
+
+    @contextlib.asynccontextmanager
+    async def _accounted(self, exchange: Exchange) -> AsyncGenerator[Place, None]:
+        """A place for a request; whatever becomes of it there, everybody who keeps count is told."""
         exchange.outcome = "cancelled"  # unless it comes to something else
-        if self.recorder is not None:
+        if self.recorder is not None or self.shadows.wants(exchange):
             exchange.answers = {}
         request, caller = exchange.request, exchange.caller
         # only an admin may go before those who ask for nothing special
         priority = request.priority if caller.is_admin else max(0, request.priority)
+        places = self.admission.place(tenant=caller.tenant, priority=priority, num_choices=request.sampling.n)
         try:
-            async with (
-                self.admission.place(tenant=caller.tenant, priority=priority, num_choices=request.sampling.n) as place,
-                contextlib.aclosing(self._compute(exchange, place)) as outputs,
-            ):
-                async for output in outputs:
-                    exchange.saw(output)
-                    yield output
+            await self.shadows.give_way()
+            async with places as place:
+                yield place
             if exchange.outcome == "cancelled":  # no choice of it ended with an error
                 exchange.outcome = "finished"
         except Exception as error:
@@ -106,20 +146,6 @@ class Service:
             exchange.ended_s = time.monotonic()
             for observer in self.observers:
                 observer.ended(exchange)
-
-    async def _compute(self, exchange: Exchange, place: Place) -> AsyncGenerator[Output, None]:
-        """Ask the backend. If it dies before the first word, nobody has seen anything: it is asked once more."""
-        for is_last in (False, True):
-            try:
-                await place.wait_for(self.backend.wait_ready())
-                exchange.admitted_s = time.monotonic()
-                async with contextlib.aclosing(self.backend.generate(exchange.request)) as outputs:
-                    while (output := await place.before_end(anext(outputs, None))) is not None:
-                        yield output
-                return
-            except EngineLost:
-                if is_last or exchange.num_tokens or self.backend.state.phase == "stopped":
-                    raise
 
 
 def _outcome(error: Exception) -> Outcome:

@@ -15,8 +15,8 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from understudy.server.connection import piece_writer
 from understudy.server.errors import problem_of
-from understudy.server.identity import body_sender
 
 KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
@@ -66,7 +66,8 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send everything. The events' generator is closed when this returns, however it does."""
-        self._send_body = body_sender(scope, send)
+        self._loop = asyncio.get_running_loop()
+        self._write_piece = piece_writer(scope)
         pump = asyncio.create_task(self._pump(send))
         gone = asyncio.create_task(_until_gone(receive))
         alive = asyncio.create_task(self._keep_alive(send))
@@ -96,14 +97,14 @@ class EventStream(Response):
                 if not self._is_started:
                     await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
                     self._is_started = True
-        await self._send_body({"type": "http.response.body", "body": data, "more_body": more})
-        self._last_s = asyncio.get_running_loop().time()
+        self._last_s = self._loop.time()
+        if not (more and self._write_piece(data)):
+            await send({"type": "http.response.body", "body": data, "more_body": more})
 
     async def _keep_alive(self, send: Send) -> None:
-        loop = asyncio.get_running_loop()
-        self._last_s = loop.time()
+        self._last_s = self._loop.time()
         while self._keep_alive_s:
-            idle_s = loop.time() - self._last_s
+            idle_s = self._loop.time() - self._last_s
             if idle_s >= self._keep_alive_s:
                 await self._send(send, KEEP_ALIVE)
                 idle_s = 0.0

@@ -14,25 +14,33 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any, TypeVar, get_args
+
+from msgspec import Raw
 
 from understudy.config import EngineConfig
 from understudy.core.backend import BackendState, EngineCheck, EngineLoad, ModelInfo
+from understudy.core.control import ControlView, Learned
 from understudy.core.events import Ended, Event, EventSink, Fallback, Preempted
 from understudy.core.request import Output, Request
 from understudy.core.switches import ALL_ON, Switches
 from understudy.errors import CapacityError, EngineLost, InvalidRequest, ModelError
 from understudy.server.mailbox import Mailbox
-from understudy.wire.frames import Frames, frame, reports
+from understudy.wire.frames import Frames, frame, reports, unpack_cycles
 from understudy.wire.messages import (
     Abort,
     Check,
     Checked,
     Command,
+    Explain,
+    Explained,
     Failed,
     Ready,
+    Recall,
     Refused,
     Report,
     Start,
@@ -44,10 +52,13 @@ from understudy.wire.messages import (
 
 log = logging.getLogger("understudy.server")
 
+Answer = TypeVar("Answer")
+
 STEP_TIMEOUT_S = 60.0
 """An engine that has work and says nothing for this long hangs."""
 START_TIMEOUT_S = 1800.0
 _MOST_BACKOFF_S = 30.0
+_MOST_UNTOLD = 256
 
 
 @dataclass(slots=True)
@@ -67,16 +78,20 @@ class EngineProcess(asyncio.Protocol):
         self._config = config
         self._step_timeout_s = step_timeout_s
         self._folder = tempfile.TemporaryDirectory(prefix="understudy-", ignore_cleanup_errors=True)
-        # A process inherits its priority from the thread that starts it, and the thread of the web gives way: see run.py
+        # a process inherits its priority from the thread that starts it, and the web's thread gives way (run.py)
         self._starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine-starter")
         self._mail: dict[str, Mailbox] = {}
         self._switches = ALL_ON
-        self._sinks: list[EventSink] = []
+        self._sinks: dict[type[Event], list[EventSink]] = {kind: [] for kind in get_args(Event)}
+        self._untold: deque[Raw] = deque()  # the cycles of steps, packed
+        self._tells_at_once = False
         self._state = BackendState("starting")
         self._info: ModelInfo | None = None
         self._load = EngineLoad()
         self._failure: ModelError | None = None
         self._checks: list[asyncio.Future[EngineCheck]] = []
+        self._explanations: list[asyncio.Future[ControlView]] = []
+        self._learned = Learned()
         self._ready = asyncio.Event()
         self._gone = asyncio.Event()
         self._frames = Frames()
@@ -149,9 +164,22 @@ class EngineProcess(asyncio.Protocol):
         self._switches = switches
         self._send(Switch(switches))
 
-    def listen(self, sink: EventSink) -> None:
-        """Let `sink` hear what the engine emits."""
-        self._sinks.append(sink)
+    def listen(self, sink: EventSink, *kinds: type[Event], at_once: bool = False) -> None:
+        """Let `sink` hear what the engine emits: the events of these kinds, or all of them if none is named."""
+        for kind in kinds or get_args(Event):
+            self._sinks[kind].append(sink)
+        self._tells_at_once = self._tells_at_once or at_once
+
+    def tell_cycles(self) -> None:
+        """Let those who listen hear of every step until now.
+
+        Until somebody asks, cycles are kept as they came: while an engine keeps pushing everything else out of the
+        processor's caches, reading and counting them takes as long as sending a word. Any thread may ask.
+        """
+        with contextlib.suppress(IndexError):  # none is left
+            while True:
+                for cycle in unpack_cycles(self._untold.popleft()):
+                    self._emit(cycle)
 
     async def check(self) -> EngineCheck:
         """Let the engine count its blocks."""
@@ -160,6 +188,19 @@ class EngineProcess(asyncio.Protocol):
         self._checks.append(answer)
         self._send(Check())
         return await answer
+
+    async def explain(self) -> ControlView:
+        """Ask the engine how things stand in its control plane."""
+        await self.wait_ready()
+        answer: asyncio.Future[ControlView] = asyncio.get_running_loop().create_future()
+        self._explanations.append(answer)
+        self._send(Explain())
+        return await answer
+
+    def remember(self, learned: Learned) -> None:
+        """Let the engine go on from this, now and after every restart."""
+        self._learned = learned
+        self._send(Recall(learned))
 
     async def close(self) -> None:
         """End the engine's process, and wait until it is gone."""
@@ -191,7 +232,7 @@ class EngineProcess(asyncio.Protocol):
         self._process.transport = transport
         folder = tempfile.mkdtemp(dir=self._folder.name)
         self._heard_s = time.monotonic()
-        self._send(Start(self._model, self._config, folder, self._switches))
+        self._send(Start(self._model, self._config, folder, self._switches, self._learned))
 
     async def _end(self) -> None:
         process, self._process = self._process, None
@@ -245,10 +286,12 @@ class EngineProcess(asyncio.Protocol):
         self._load = EngineLoad()
         for mailbox in self._mail.values():
             mailbox.fail(EngineLost(message, "Ask again; with the same seed the answer will be the same."))
-        for answer in self._checks:
+        waiting: list[asyncio.Future[Any]] = [*self._checks, *self._explanations]
+        for answer in waiting:
             if not answer.done():
                 answer.set_exception(EngineLost(message))
         self._checks.clear()
+        self._explanations.clear()
 
     def _send(self, command: Command) -> None:
         """Send a command. With nobody there it is dropped: what must be known again is told at the next start."""
@@ -274,13 +317,12 @@ class EngineProcess(asyncio.Protocol):
                 self._load = load
                 for output in outputs:
                     self._deliver(output)
-                for cycle in cycles:
-                    self._emit(cycle)
+                self._keep(cycles)
             case Refused():
                 if report.request_id in self._mail:
                     self._mail[report.request_id].fail(_refusal(report))
-            case Told(fallbacks, notices, num_preempted):
-                events: list[Event] = [*fallbacks, *notices, *[Preempted("", 0)] * num_preempted]
+            case Told(fallbacks, notices, decisions, num_preempted):
+                events: list[Event] = [*fallbacks, *notices, *decisions, *[Preempted("", 0)] * num_preempted]
                 for event in events:
                     self._emit(event)
             case Ready(info, load):
@@ -290,9 +332,19 @@ class EngineProcess(asyncio.Protocol):
             case Failed(message, remedy):
                 self._failure = ModelError(message, remedy)
             case Checked(check):
-                answer = self._checks.pop(0)
-                if not answer.done():  # whoever asked may have left
-                    answer.set_result(check)
+                _answer(self._checks.pop(0), check)
+            case Explained(view):
+                self._learned = view.learned
+                _answer(self._explanations.pop(0), view)
+
+    def _keep(self, cycles: Raw) -> None:
+        if self._tells_at_once:  # here, and not in the thread of whoever asks for numbers
+            for cycle in unpack_cycles(cycles):
+                self._emit(cycle)
+            return
+        self._untold.append(cycles)
+        if len(self._untold) >= _MOST_UNTOLD:
+            self.tell_cycles()
 
     def _deliver(self, output: Output) -> None:
         mailbox = self._mail.get(output.request_id)
@@ -302,11 +354,16 @@ class EngineProcess(asyncio.Protocol):
             self._emit(Ended(output.request_id, output.choice, output.finish_reason, output.facts))
 
     def _emit(self, event: Event) -> None:
-        for sink in self._sinks:
+        for sink in self._sinks[type(event)]:
             try:
                 sink(event)
             except Exception:  # whoever listens (a terminal that was closed) must not cost the engine its life
                 log.exception("an event could not be told")
+
+
+def _answer(asked: asyncio.Future[Answer], found: Answer) -> None:
+    if not asked.done():  # whoever asked may have left
+        asked.set_result(found)
 
 
 def _start(descriptor: int) -> subprocess.Popen[bytes]:

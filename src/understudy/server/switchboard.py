@@ -1,8 +1,9 @@
 """The kill switch: what each source says about speculation, and the strictest of it, which holds.
 
-Sources are an admin's POST, a watched file, signals, and the configuration. Each keeps its own state, so none can
-switch on what another has switched off. A file that is there and cannot be read or understood means off; a file that
-is not there says nothing: deleting it is how one clears it.
+Sources are an admin's POST, a watched file, signals, the configuration, the windows of an experiment, and parity: a
+shadow run that found other words (shadow.py). Each keeps its own state, so none can switch on what another has switched
+off. A file that is there and cannot be read or understood means off; a file that is not there says nothing: deleting it
+is how one clears it.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ from typing import Literal
 import msgspec
 
 from understudy.core.backend import Backend
-from understudy.core.switches import MOST_NAMES, OFF, Switches
+from understudy.core.events import Decided
+from understudy.core.switches import ALL_ON, MOST_NAMES, OFF, Switches
 from understudy.server.audit import AuditLog
 
 log = logging.getLogger("understudy.server")
 
-Source = Literal["config", "admin", "file", "signal"]
+Source = Literal["config", "admin", "file", "signal", "experiment", "parity"]
 
 POLL_S = 0.5
 _MOST_FILE_BYTES = 64 << 10
@@ -63,6 +65,8 @@ class Switchboard:
         self.audit = audit
         self.on_change: Callable[[Switches, Source], None] = lambda switches, source: None
         """Hears what holds, whenever a source says something else."""
+        self.on_decision: Callable[[Decided, str], None] = lambda decided, who: None
+        """Hears the same as a decision, and who made it."""
         if max_depth is not None:
             self._settings["config"] = Setting(Switches(max_depth=max_depth), "configuration", "")
 
@@ -85,8 +89,22 @@ class Switchboard:
         if source in self._settings:
             self._change(source, None, who, why)
 
+    def try_out(self, switches: Switches | None, *, who: str) -> None:
+        """Let the running experiment say something else, or nothing. Its start was audited; its windows are not."""
+        setting = None if switches is None else Setting(switches, who, "a window of an experiment")
+        if setting != self._settings.get("experiment"):
+            self._obey("experiment", setting)
+
     def _change(self, source: Source, setting: Setting | None, who: str, why: str) -> None:
         before = self.effective
+        after = self._obey(source, setting)
+        self.on_decision(Decided("switch", source, summary(after), why), who)
+        self.audit.write(
+            {"who": who, "source": source, "why": why, "before": described(before), "after": described(after)}
+        )
+
+    def _obey(self, source: Source, setting: Setting | None) -> Switches:
+        """What holds now that a source says something else, or nothing."""
         if setting is None:
             del self._settings[source]
         else:
@@ -94,9 +112,7 @@ class Switchboard:
         after = self.effective
         self._backend.switch(after)
         self.on_change(after, source)
-        self.audit.write(
-            {"who": who, "source": source, "why": why, "before": described(before), "after": described(after)}
-        )
+        return after
 
     # signals
 
@@ -108,6 +124,18 @@ class Switchboard:
     def clear_signal(self) -> None:
         """SIGUSR2."""
         self.clear("signal", who="signal SIGUSR2", why="a signal was sent")
+
+    # parity, which outlives the server
+
+    def export(self) -> dict[str, str] | None:
+        """What parity says, to be kept; None if nothing."""
+        setting = self._settings.get("parity")
+        return None if setting is None else {"who": setting.who, "why": setting.why}
+
+    def restore(self, state: dict[str, str] | None) -> None:
+        """Say again what was kept."""
+        if state is not None:
+            self.set("parity", OFF, who=str(state["who"]), why=str(state["why"]))
 
     # the file
 
@@ -158,6 +186,13 @@ def described(switches: Switches) -> dict[str, object]:
         "drafters_off": sorted(switches.drafters_off),
         "max_depth": switches.max_depth,
     }
+
+
+def summary(switches: Switches) -> str:
+    """Switches in a word or two."""
+    if switches == ALL_ON:
+        return "on"
+    return "partly off" if switches.enabled else "off"
 
 
 def read_file(path: Path) -> Setting | None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from understudy.core.events import Cycle
 from understudy.wire.messages import Command, Report
 
 MOST_BYTES = 256 << 20
@@ -17,6 +18,7 @@ _LENGTH_BYTES = 4
 _encoder = msgspec.msgpack.Encoder()
 commands: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
 reports: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)
+_cycles: msgspec.msgpack.Decoder[list[Cycle]] = msgspec.msgpack.Decoder(list[Cycle])
 
 
 def frame(message: Command | Report) -> bytes:
@@ -24,6 +26,16 @@ def frame(message: Command | Report) -> bytes:
     body = _encoder.encode(message)
     assert len(body) <= MOST_BYTES
     return len(body).to_bytes(_LENGTH_BYTES, "little") + body
+
+
+def pack_cycles(cycles: list[Cycle]) -> msgspec.Raw:
+    """Write cycles as a part of a message that is read by itself."""
+    return msgspec.Raw(_encoder.encode(cycles))
+
+
+def unpack_cycles(packed: msgspec.Raw) -> list[Cycle]:
+    """Read them."""
+    return _cycles.decode(packed)
 
 
 class Frames:
@@ -34,6 +46,9 @@ class Frames:
 
     def add(self, piece: bytes) -> Iterator[bytes]:
         """Take more bytes; yield the body of every frame that is now whole."""
+        if not self._bytes and int.from_bytes(piece[:_LENGTH_BYTES], "little") == len(piece) - _LENGTH_BYTES:
+            yield piece[_LENGTH_BYTES:]  # exactly one, as nearly always
+            return
         self._bytes += piece
         start = 0
         while len(self._bytes) - start >= _LENGTH_BYTES:

@@ -6,7 +6,8 @@ import msgspec
 
 from understudy.config import EngineConfig
 from understudy.core.backend import EngineCheck, EngineLoad, ModelInfo
-from understudy.core.events import Cycle, Fallback, Notice
+from understudy.core.control import ControlView, Learned
+from understudy.core.events import Decided, Fallback, Notice
 from understudy.core.request import Output, Request
 from understudy.core.switches import Switches
 
@@ -19,6 +20,8 @@ class Start(msgspec.Struct, tag=True):
     tokenizer_folder: str
     """An empty folder that the tokenizer is written to."""
     switches: Switches
+    learned: Learned = Learned()
+    """What an earlier life of it found out."""
 
 
 class Submit(msgspec.Struct, tag=True):
@@ -43,7 +46,17 @@ class Check(msgspec.Struct, tag=True):
     """Count your blocks."""
 
 
-Command = Start | Submit | Abort | Switch | Check
+class Explain(msgspec.Struct, tag=True):
+    """Say how things stand in the control plane, and what was learned."""
+
+
+class Recall(msgspec.Struct, tag=True):
+    """Go on from what an earlier life found out with this model."""
+
+    learned: Learned
+
+
+Command = Start | Submit | Abort | Switch | Check | Explain | Recall
 
 
 class Ready(msgspec.Struct, tag=True):
@@ -75,7 +88,8 @@ class Stepped(msgspec.Struct, tag=True):
 
     outputs: list[Output]
     load: EngineLoad
-    cycles: list[Cycle]
+    cycles: msgspec.Raw
+    """A list of `Cycle` as `frames.pack_cycles` writes it. Only who counts them needs it, and not at once."""
 
 
 class Told(msgspec.Struct, tag=True):
@@ -83,6 +97,7 @@ class Told(msgspec.Struct, tag=True):
 
     fallbacks: list[Fallback]
     notices: list[Notice]
+    decisions: list[Decided] = []
     num_preempted: int = 0
     """Whose turn it was does not matter out here."""
 
@@ -93,4 +108,10 @@ class Checked(msgspec.Struct, tag=True):
     check: EngineCheck
 
 
-Report = Ready | Failed | Refused | Stepped | Told | Checked
+class Explained(msgspec.Struct, tag=True):
+    """How things stand in the control plane."""
+
+    view: ControlView
+
+
+Report = Ready | Failed | Refused | Stepped | Told | Checked | Explained

@@ -1,12 +1,8 @@
-"""What every step of the engine computed and how long its parts took.
-
-Steps are only noted as they come, and counted when somebody asks, or when many are noted: while an engine keeps pushing
-everything else out of the processor's caches, a dozen counters take longer than sending a word.
-"""
+"""What every step of the engine computed and how long its parts took. Steps are told when somebody asks for numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, Metric
 from prometheus_client.registry import Collector
@@ -17,14 +13,14 @@ _ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 _TOKEN_BUCKETS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
 _PARTS = ("draft", "forward", "sample")
 _KINDS = ("prompt", "draft", "scout", "word")
-_MOST_NOTED = 256
 
 
 class EngineMeter(Collector):
     """Counters of steps. They run ahead of the counters of ended choices, and count what is lost with an engine too."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._noted: list[Cycle] = []
+        self.tell_cycles: Callable[[], None] = lambda: None
+        """Tells what is kept until somebody asks."""
         registry.register(self)  # before its counters, so that they are read up to date
         seconds = Counter(
             "understudy_step_seconds",
@@ -54,22 +50,7 @@ class EngineMeter(Collector):
         )
 
     def add(self, cycle: Cycle) -> None:
-        """Note a step."""
-        self._noted.append(cycle)
-        if len(self._noted) >= _MOST_NOTED:
-            self._count_noted()
-
-    def collect(self) -> Iterable[Metric]:
-        """Nothing of its own: somebody asks, so what was noted is counted."""
-        self._count_noted()
-        return ()
-
-    def _count_noted(self) -> None:
-        noted, self._noted = self._noted, []
-        for cycle in noted:
-            self._count(cycle)
-
-    def _count(self, cycle: Cycle) -> None:
+        """Count a step."""
         self._steps.inc()
         self._sequences.inc(cycle.num_sequences)
         self._emitted.inc(cycle.num_emitted)
@@ -83,3 +64,8 @@ class EngineMeter(Collector):
         self._rows_per_step.observe(cycle.num_rows)
         self._drafted_per_step.observe(cycle.num_draft_rows)
         self._accepted_per_step.observe(cycle.num_accepted)
+
+    def collect(self) -> Iterable[Metric]:
+        """Nothing of its own: somebody asks, so what is kept is told and counted."""
+        self.tell_cycles()
+        return ()

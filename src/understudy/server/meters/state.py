@@ -36,6 +36,7 @@ class StateCollector(Collector):
         yield _gauge("draining", "1 while nobody new is taken on", service.admission.is_draining)
         yield _counter("engine_restarts", "How often the engine was started again", backend.num_restarts)
         yield _counter("audit_write_failures", "Lines of the audit log that were lost", self._audit_failures())
+        yield _counter("state_failures", "Failed reads and writes of the state file", service.keeper.num_failures)
         yield _counter("records_dropped", "Requests that could not be recorded", self._records_dropped())
         info = info_of(service)
         memory = GaugeMetricFamily("understudy_memory_bytes", "Memory of the models and the cache", labels=("part",))

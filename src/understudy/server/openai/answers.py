@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Protocol
 
 import msgspec
@@ -75,8 +75,8 @@ async def _whole(service: Service, order: Order, shape: Shape) -> bytes:
     exchanges = _exchanges(order)
     said: dict[int, list[Output]] = {}
     async with contextlib.aclosing(_outputs(service, exchanges, order.num_choices)) as outputs:
-        async for placed in outputs:
-            said.setdefault(placed.place, []).append(placed.output)
+        async for output in outputs:
+            said.setdefault(output.choice, []).append(_sound(output))
 
     def written() -> bytes:
         body = {
@@ -101,10 +101,11 @@ async def _events(service: Service, order: Order, shape: Shape) -> AsyncGenerato
         for n, choice in enumerate(shape.openings())
     ]
     async with contextlib.aclosing(_outputs(service, exchanges, order.num_choices)) as outputs:
-        async for placed in outputs:
-            num_running -= placed.output.finish_reason is not None
-            pieces = shape.chunks(placed.place, placed.output)
-            so_far = _so_far(order, exchanges)
+        async for output in outputs:
+            num_running -= output.finish_reason is not None
+            pieces = shape.chunks(output.choice, _sound(output))
+            if order.has_running_usage:
+                so_far = _so_far(order, exchanges)
             events = openings + [frame.event(piece, more=so_far) for piece in pieces]
             openings = []
             if not num_running and not order.has_usage:
@@ -143,31 +144,27 @@ class Frame:
         return body + _PAD_FIELD[:-1] + padding + b'"' + _END
 
 
-@dataclass(slots=True)
-class _Placed:
-    place: int
-    output: Output
-
-
 def _exchanges(order: Order) -> list[Exchange]:
     return [Exchange(request, order.caller, order.endpoint) for request in order.requests]
 
 
-async def _outputs(service: Service, exchanges: Sequence[Exchange], num_choices: int) -> AsyncGenerator[_Placed, None]:
-    """The outputs of all prompts as they come. One that fails fails all; closing aborts all."""
+def _outputs(service: Service, exchanges: Sequence[Exchange], num_choices: int) -> AsyncGenerator[Output, None]:
+    """The outputs of all prompts as they come, their choices counted over all prompts; closing aborts all."""
     if len(exchanges) == 1:
-        async with contextlib.aclosing(service.answer(exchanges[0])) as outputs:
-            async for output in outputs:
-                yield _Placed(output.choice, _sound(output))
-        return
-    queue: asyncio.Queue[_Placed | None] = asyncio.Queue(maxsize=len(exchanges))
+        return service.answer(exchanges[0])  # no layer more than that: every word of nearly everybody passes here
+    return _merged(service, exchanges, num_choices)
+
+
+async def _merged(service: Service, exchanges: Sequence[Exchange], num_choices: int) -> AsyncGenerator[Output, None]:
+    """The outputs of several prompts. One that fails fails all."""
+    queue: asyncio.Queue[Output | None] = asyncio.Queue(maxsize=len(exchanges))
     turns = asyncio.Semaphore(_most_at_once(service.config, num_choices))
 
     async def ask(number: int, exchange: Exchange) -> None:
         try:
             async with turns, contextlib.aclosing(service.answer(exchange)) as outputs:
                 async for output in outputs:
-                    await queue.put(_Placed(number * num_choices + output.choice, _sound(output)))
+                    await queue.put(replace(output, choice=number * num_choices + output.choice))
         finally:
             # cancelled tasks must not wait for a reader that is gone
             with contextlib.suppress(asyncio.QueueFull):
@@ -176,9 +173,9 @@ async def _outputs(service: Service, exchanges: Sequence[Exchange], num_choices:
     tasks = [asyncio.create_task(ask(*item)) for item in enumerate(exchanges)]
     try:
         while not (all(task.done() for task in tasks) and queue.empty()):
-            placed = await queue.get()
-            if placed is not None:
-                yield placed
+            output = await queue.get()
+            if output is not None:
+                yield output
             for task in tasks:
                 if task.done():
                     task.result()  # raises what it failed with

@@ -148,16 +148,19 @@ def _requests(
 ) -> tuple[Request, ...]:
     """What the engine is asked, one request for each prompt."""
     info, wanted_tokens = service.backend.info, _wanted_tokens(body)
-    prediction_ids = _prediction_ids(service, body)
+    prediction_ids, wanted = _prediction_ids(service, body), _speculation(body, info)
     requests = []
     for number, prompt in enumerate(prompts):
+        request_id = answer_id if len(prompts) == 1 else f"{answer_id}-{number}"
         token_ids = _fitting(body, prompt.token_ids, info, wanted_tokens)
         requests.append(
             Request(
-                request_id=answer_id if len(prompts) == 1 else f"{answer_id}-{number}",
+                request_id=request_id,
                 prompt_ids=token_ids,
                 sampling=_sampling(body, seed, _max_tokens(info, len(token_ids), wanted_tokens, body), grammar),
-                speculation=_speculation(body, info),
+                speculation=service.experiments.overlay(
+                    wanted, request_id=request_id, caller=caller, workload_class=workload_class
+                ),
                 tenant=_tenant(caller, body.cache_salt),
                 workload_class=workload_class,
                 prediction_ids=prediction_ids,

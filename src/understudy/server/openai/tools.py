@@ -97,6 +97,7 @@ class ToolReader:
         self.num_calls = 0
         self._only_one = only_one
         self._held = ""  # may still become a mark, or lies between two
+        self._is_after_call = False  # nothing but space has followed the last call
 
     def add(self, text: str) -> list[str | ToolCall]:
         """Take more text; return what is certain."""
@@ -123,14 +124,18 @@ class ToolReader:
                 yield from self._text(whole)
             elif not (self._only_one and self.num_calls):
                 self.num_calls += 1
+                self._is_after_call = True
                 yield call
         cut = len(self._held) - _overlap(self._held)
         certain, self._held = self._held[:cut], self._held[cut:]
         yield from self._text(certain)
 
     def _text(self, text: str) -> Iterator[str]:
-        """Pass text on. After a call, space is layout; after the only call that is allowed, so is everything."""
-        if text and not (self.num_calls and (self._only_one or text.isspace())):
+        """Pass text on. Right after a call space is layout; after the only call that is allowed, so is everything."""
+        if self._is_after_call:
+            text = text.lstrip()
+        if text and not (self.num_calls and self._only_one):
+            self._is_after_call = False
             yield text
 
 

@@ -1,0 +1,301 @@
+"""Mixed traffic under the control plane, beside plain decoding: one table by class and concurrency.
+
+    python benchmarks/control.py [--rounds 20] [--concurrency 1,4,16] [--max-tokens 40] [--depths 2,4,8] [--json OUT]
+
+Every round asks texts of eight classes at temperatures from 0 to 1.5, each arm right after the other in turns: `plain`
+has no drafter, `default` is what a user gets, `chance` is plain once more, and `depth d` forces drafts of a fixed depth
+(alone, to see what the best fixed choice would have been). Above a concurrency of 1 requests come in waves, at times
+that are the same for every arm: in a closed loop whoever is faster is asked more. Words must be equal in all arms.
+Speed-ups are of time per token, decoding alone: the median over the rounds, with its distribution-free 95 % interval.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from understudy.assembly import build_engine, load_target
+from understudy.bench.prompts import own_prompts
+from understudy.config import EngineConfig
+from understudy.core.events import Decided, Event, ignore
+from understudy.core.request import Request, SamplingParams, Speculation
+from understudy.engine.engine import Engine
+from understudy.text.chat import render
+
+TEMPERATURES = (0.0, 0.5, 1.0, 1.5)
+
+
+@dataclass
+class Done:
+    """What one request came to."""
+
+    workload_class: str
+    tokens: tuple[int, ...]
+    ttft_s: float
+    decode_s: float
+    request_s: float
+
+    @property
+    def tpot_s(self) -> float:
+        """Time per token after the first."""
+        return self.decode_s / max(1, len(self.tokens) - 1)
+
+
+@dataclass
+class Arm:
+    """One way of answering."""
+
+    name: str
+    engine: Engine
+    speculation: Speculation = field(default_factory=Speculation)
+
+    def serve(self, requests: Sequence[Request], times_s: Sequence[float] | None) -> list[Done]:
+        """Answer requests at their times, or one after the other."""
+        begun: dict[str, tuple[int, float]] = {}
+        first: dict[str, float] = {}
+        said: dict[str, list[int]] = {}
+        done: dict[int, Done] = {}
+        started, sent = time.perf_counter(), 0
+        while len(done) < len(requests):
+            now = time.perf_counter() - started
+            while sent < len(requests) and (not begun if times_s is None else times_s[sent] <= now):
+                request = requests[sent]
+                self.engine.submit(request)
+                begun[request.request_id] = (sent, now if times_s is None else times_s[sent])
+                said[request.request_id] = []
+                sent += 1
+            if not begun:
+                assert times_s is not None
+                time.sleep(max(0.0, times_s[sent] - now))
+                continue
+            outputs = self.engine.step()
+            now = time.perf_counter() - started
+            for output in outputs:
+                name = output.request_id
+                said[name].extend(output.token_ids)
+                if output.token_ids:
+                    first.setdefault(name, now)
+                if output.finish_reason is not None:
+                    place, came_s = begun.pop(name)
+                    done[place] = Done(
+                        requests[place].workload_class,
+                        tuple(said[name]),
+                        first[name] - came_s,
+                        now - first[name],
+                        now - came_s,
+                    )
+        return [done[place] for place in range(len(requests))]
+
+
+def requests_of(arm: Arm, asked: Sequence[tuple[str, tuple[int, ...]]], number: int, max_tokens: int) -> list[Request]:
+    """The same questions for every arm; nobody's drafts know an earlier answer."""
+    return [
+        Request(
+            request_id=f"{number}-{place}",
+            prompt_ids=ids,
+            sampling=SamplingParams(
+                temperature=TEMPERATURES[(number + place) % len(TEMPERATURES)],
+                max_tokens=max_tokens,
+                seed=number,
+                ignore_eos=True,
+            ),
+            speculation=arm.speculation,
+            tenant=f"{number}-{place}",
+            workload_class=name,
+        )
+        for place, (name, ids) in enumerate(asked)
+    ]
+
+
+def questions(tokenizer: Any) -> dict[str, list[tuple[int, ...]]]:
+    """Our own prompts as token ids, by class."""
+    found: dict[str, list[tuple[int, ...]]] = {}
+    for prompt in own_prompts():
+        if prompt.messages or prompt.turns:
+            content = prompt.messages[-1]["content"] if prompt.messages else prompt.turns[0]
+        else:
+            content = prompt.text
+        text = render(
+            tokenizer.chat_template,
+            [{"role": "user", "content": content}],
+            bos_token=tokenizer.bos_token,
+            eos_token=tokenizer.eos_token,
+        )
+        found.setdefault(prompt.prompt_class, []).append(tuple(tokenizer.encode(text, add_special=False)))
+    return found
+
+
+def ratio_of(pairs: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
+    """The median ratio of two times, and the interval that its ranks give: one stalled round moves neither."""
+    ratios = sorted(a / b for a, b in pairs)
+    num_below = int(len(ratios) / 2 - 0.98 * math.sqrt(len(ratios)))  # 95 %, by the binomial law
+    if num_below < 1:
+        return statistics.median(ratios), 0.0, math.inf
+    return statistics.median(ratios), ratios[num_below - 1], ratios[-num_below]
+
+
+def quantile(values: Sequence[float], q: float) -> float:
+    """The value below which a share q lies."""
+    return sorted(values)[min(len(values) - 1, int(q * len(values)))]
+
+
+def gap_of(arm: Arm, known: dict[str, list[tuple[int, ...]]], concurrency: int, max_tokens: int) -> float:
+    """Seconds between two arrivals at which about so many run at once when they are served plainly."""
+    asked = [(name, ids[0]) for name, ids in known.items()] * max(1, concurrency // len(known))
+    asked = asked[:concurrency]
+    started = time.perf_counter()
+    arm.serve(requests_of(arm, asked, 10**6 + concurrency, max_tokens), [0.0] * len(asked))
+    return (time.perf_counter() - started) / len(asked)
+
+
+def wave(
+    arm: Arm, asked: Sequence[tuple[str, tuple[int, ...]]], number: int, max_tokens: int, at_once: int, gap_s: float
+) -> list[Done]:
+    """Answer all of them, so many at once; each wave begins when the one before it has ended."""
+    requests = requests_of(arm, asked, number, max_tokens)
+    if at_once == 1:
+        return arm.serve(requests, None)
+    waves = [requests[first : first + at_once] for first in range(0, len(requests), at_once)]
+    return [
+        done
+        for requests in waves
+        for done in arm.serve(requests, [place * gap_s / 2 for place in range(len(requests))])
+    ]
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--concurrency", default="1,4,16")
+    parser.add_argument("--max-tokens", type=int, default=40)
+    parser.add_argument("--depths", default="2,4,8")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    console = Console(width=160)
+    target = load_target()
+    decided: list[Decided] = []
+
+    def hear(event: Event) -> None:
+        if isinstance(event, Decided):
+            decided.append(event)
+
+    kv_tokens = 64 * 1024
+    plain = Arm("plain", build_engine(target, EngineConfig(drafters=(), kv_tokens=kv_tokens, prefix_cache=False)))
+    chance = Arm("chance", build_engine(target, EngineConfig(drafters=(), kv_tokens=kv_tokens, prefix_cache=False)))
+    default = Arm("default", build_engine(target, EngineConfig(kv_tokens=kv_tokens, prefix_cache=False), emit=hear))
+    fixed = [
+        Arm(
+            f"depth {depth}",
+            build_engine(target, EngineConfig(kv_tokens=kv_tokens, prefix_cache=False), emit=ignore),
+            Speculation(forced=True, max_depth=int(depth)),
+        )
+        for depth in options.depths.split(",")
+        if depth
+    ]
+    known = questions(target.tokenizer)
+    concurrencies = [int(part) for part in options.concurrency.split(",")]
+    gaps = {c: gap_of(plain, known, c, options.max_tokens) for c in concurrencies if c > 1}
+    found: dict[int, dict[str, list[list[Done]]]] = {c: {} for c in concurrencies}
+    num_different = 0
+    for number in range(-1, options.rounds):  # the first round is for warming up
+        for concurrency in concurrencies:
+            draw = random.Random(f"{number}/{concurrency}")
+            count = max(1, concurrency // len(known))
+            asked = [(name, draw.choice(ids)) for name, ids in known.items() for _ in range(count)]
+            draw.shuffle(asked)
+            arms = [plain, default, chance, *(fixed if concurrency == 1 else [])]
+            turn = arms[number % len(arms) :] + arms[: number % len(arms)]
+            served = {
+                arm.name: wave(arm, asked, number + 1, options.max_tokens, concurrency, gaps.get(concurrency, 0.0))
+                for arm in turn
+            }
+            words = [[done.tokens for done in answers] for answers in served.values()]
+            num_different += sum(line != words[0] for line in words[1:])
+            if number >= 0:
+                for name, answers in served.items():
+                    found[concurrency].setdefault(name, []).append(answers)
+        console.print(f"round {number + 1} of {options.rounds}", end="\r")
+    record = report(console, found, num_different)
+    record["decisions"] = [f"{d.what} | {d.subject} | {d.outcome} | {d.reason}" for d in decided]
+    if options.json:
+        options.json.write_text(json.dumps(record, indent=1))
+    sys.exit(1 if num_different else 0)
+
+
+def report(console: Console, found: dict[int, dict[str, list[list[Done]]]], num_different: int) -> dict[str, Any]:
+    """Print the table; return it as plain data."""
+    table = Table(title="default against plain, by class and concurrency")
+    names = ("class", "at once", "speed-up", "low", "high", "chance", "best fixed", "default / best", "TTFT p50",
+             "request p99", "TPOT p99", "chance p99")  # fmt: skip
+    for name in names:
+        table.add_column(name, justify="right")
+    rows: list[dict[str, Any]] = []
+    for concurrency, arms in found.items():
+        classes = sorted({done.workload_class for answers in arms["plain"] for done in answers})
+        for workload_class in [*classes, "all"]:
+            row = row_of(arms, workload_class) | {"class": workload_class, "concurrency": concurrency}
+            rows.append(row)
+            table.add_row(
+                workload_class,
+                str(concurrency),
+                *(f"{row[key]:.3f}" for key in ("speedup", "low", "high", "chance")),
+                f"{row['best']} {row['best_speedup']:.3f}" if row["best"] else "",
+                f"{row['speedup'] / row['best_speedup']:.3f}" if row["best"] else "",
+                *(f"{row[key]:.3f}" for key in ("ttft_p50", "request_p99", "tpot_p99", "chance_p99")),
+            )
+    console.print(table)
+    console.print(f"answers that differ between the arms: {num_different}")
+    return {"rows": rows, "num_different": num_different}
+
+
+def row_of(arms: dict[str, list[list[Done]]], workload_class: str) -> dict[str, Any]:
+    """One class at one concurrency."""
+
+    def of(name: str) -> list[list[Done]]:
+        return [[d for d in answers if workload_class in (d.workload_class, "all")] for answers in arms[name]]
+
+    def pairs(name: str) -> list[tuple[float, float]]:
+        return [
+            (sum(d.tpot_s for d in ours), sum(d.tpot_s for d in theirs))
+            for ours, theirs in zip(of("plain"), of(name), strict=True)
+        ]
+
+    def tail(attribute: str, q: float, arm: str = "default") -> float:
+        both = [[getattr(d, attribute) for answers in of(name) for d in answers] for name in (arm, "plain")]
+        return quantile(both[0], q) / quantile(both[1], q)
+
+    speedup, low, high = ratio_of(pairs("default"))
+    speeds = {name: ratio_of(pairs(name))[0] for name in arms if name.startswith("depth")} | {"depth 0": 1.0}
+    best = max(speeds, key=lambda name: speeds[name]) if len(speeds) > 1 else ""
+    return {
+        "speedup": speedup,
+        "low": low,
+        "high": high,
+        "chance": ratio_of(pairs("chance"))[0],
+        "chance_p99": tail("request_s", 0.99, "chance"),
+        "best": best,
+        "best_speedup": speeds.get(best, 1.0),
+        "fixed": speeds,
+        "ttft_p50": tail("ttft_s", 0.5),
+        "ttft_p99": tail("ttft_s", 0.99),
+        "request_p99": tail("request_s", 0.99),
+        "tpot_p99": tail("tpot_s", 0.99),
+        "ratios": [a / b for a, b in pairs("default")],
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,302 @@
+"""The drafters of an engine: whom to ask for whom, and what they answered. None of them is trusted.
+
+free drafters      are asked for every sequence in every step
+rare drafters      (forced, prediction) are asked for the few sequences that concern them
+priced drafters    (a draft model) are asked where the plan expects that to pay for their time
+
+Whatever a drafter does, plain decoding goes on: one that raises or returns something malformed loses its say in that
+step, with an event; one that keeps failing is switched off for a while, with an event, and tried again with texts that
+begin after that. Tokens that do not exist and nodes beyond the budget are left out without a word: a draft may know a
+larger vocabulary than its target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TypeVar, cast
+
+from understudy.control.controller import Controller, by_class
+from understudy.control.cost import CostModel, Load
+from understudy.core.draft import EMPTY, Draft, is_tree, is_well_typed
+from understudy.core.events import Decided, EventSink, Fallback
+from understudy.core.switches import Switches
+from understudy.drafters.base import Budget, Context, Drafter, PricedDrafter, RareDrafter
+from understudy.engine.pricing import Pricing
+from understudy.engine.sequence import Sequence
+
+Answer = TypeVar("Answer")
+
+_MOST_FAILURES = 3
+"""Failures without a good proposal in between after which a drafter is switched off."""
+_REST_STEPS = 1024
+"""Steps after which it is tried again; twice as many each further time."""
+_MOST_DOUBLINGS = 8
+
+
+@dataclass(slots=True)
+class Answers:
+    """What was proposed in a step, and what asking took."""
+
+    drafts: list[list[Draft]]
+    """By sequence, one of each drafter that was asked for it."""
+    seconds: dict[str, dict[str, float]] = field(default_factory=dict)
+    """By drafter and class, without what went into reading."""
+    reading_s: float = 0.0
+    """What is read once serves many cycles."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What one drafter answered."""
+
+    drafts: list[Draft] = field(default_factory=list)
+    """One for each sequence; none at all if it failed or was not asked."""
+    asked: list[int] = field(default_factory=list)
+    """For whom it was asked."""
+    is_reading: bool = False
+    """Whether it had to read texts first."""
+
+
+@dataclass(slots=True)
+class _Record:
+    """How a drafter has behaved."""
+
+    num_failures: int = 0
+    num_rests: int = 0
+    num_steps_left: int = 0
+    """Of its rest."""
+    first_id: int = 0
+    """It has met the sequences from this one on."""
+
+
+class Asking:
+    """Asks drafters, and survives whatever they do."""
+
+    def __init__(
+        self, drafters: Items[Drafter], *, vocab_size: int, emit: EventSink, clock: Callable[[], float]
+    ) -> None:
+        # the free ones first: what they offer need not be paid for
+        self._all = sorted(drafters, key=lambda drafter: getattr(drafter, "cost", None) is not None)
+        self.active = list(self._all)
+        """Those that are not switched off."""
+        self._records = {drafter.name: _Record() for drafter in drafters}
+        self._vocab_size = vocab_size
+        self._emit = emit
+        self._clock = clock
+        self._rare = {drafter.name: cast(RareDrafter, drafter) for drafter in drafters if hasattr(drafter, "concerns")}
+        self._concerned: dict[int, frozenset[str]] = {}  # by sequence id, where there are any: rare drafters
+        self._next_id = 0
+        self.certain = frozenset(name for name, drafter in self._rare.items() if drafter.is_certain)
+        """Those whose proposals are facts."""
+        self.are_free = not any(hasattr(drafter, "cost") or hasattr(drafter, "scout") for drafter in drafters)
+
+    @property
+    def rare(self) -> frozenset[str]:
+        """Those that speak for few sequences, each from what it alone was given."""
+        return frozenset(self._rare)
+
+    @property
+    def names(self) -> list[str]:
+        """All drafters, those that were switched off included."""
+        return list(self._records)
+
+    def start(self, sequence: Sequence, *, may_draft: bool) -> None:
+        """Introduce a sequence to every drafter, unless it forbids drafts: off costs nothing."""
+        self._next_id = sequence.sequence_id + 1
+        concerned = [
+            name for name, rare in self._rare.items() if self.guard(rare, partial(rare.concerns, sequence.context))
+        ]
+        if concerned:
+            self._concerned[sequence.sequence_id] = frozenset(concerned)
+        if may_draft:
+            for drafter in [drafter for drafter in self.active if self._has_met(drafter.name, sequence)]:
+                self.guard(drafter, partial(drafter.start, sequence.context))
+
+    def stop(self, sequence: Sequence, *, finished: bool) -> None:
+        """Tell every drafter that a sequence ended."""
+        for drafter in [drafter for drafter in self.active if self._has_met(drafter.name, sequence)]:
+            self.guard(drafter, partial(drafter.stop, sequence.context, finished=finished))
+        self._concerned.pop(sequence.sequence_id, None)
+
+    def is_concerned(self, sequence: Sequence) -> bool:
+        """Whether a rare drafter could have something to say for a sequence."""
+        return sequence.sequence_id in self._concerned
+
+    def ask_all(
+        self,
+        sequences: Items[Sequence],
+        budgets: Items[Budget],
+        *,
+        switches: Switches,
+        controller: Controller,
+        pricing: Pricing,
+        base: Load,
+        num_emitting: int,
+    ) -> Answers:
+        """What each drafter proposes for each sequence."""
+        self._return_rested()
+        asked = [index for index, budget in enumerate(budgets) if reaches(budget)]
+        answers = Answers([[] for _ in sequences])
+        for drafter in [drafter for drafter in self.active if switches.allows(drafter.name)]:
+            allowed = self._allowed(drafter.name, sequences, asked, controller)
+            if not allowed:
+                continue
+            group = [sequences[i] for i in allowed]
+            limits = [_capped(budgets[i], sequences[i], drafter.name, controller) for i in allowed]
+            before = [answers.drafts[i] for i in allowed]
+            started = self._clock()
+            found = self._ask(drafter, group, limits, before, controller, pricing, base, num_emitting)
+            seconds = self._clock() - started
+            asked_for = [group[i] for i in found.asked] or group  # who was weighed and left out pays for nothing else
+            reading_s = _reading_s(drafter, found.drafts, seconds, base) if found.is_reading else 0.0
+            answers.reading_s += reading_s
+            answers.seconds[drafter.name] = _shared_out(seconds - reading_s, asked_for)
+            for sequence in asked_for:
+                sequence.unpaid_s += reading_s / len(asked_for)
+            for index, draft in zip(allowed, found.drafts, strict=False):
+                answers.drafts[index].append(draft)
+        return answers
+
+    def _allowed(self, name: str, sequences: Items[Sequence], asked: Items[int], controller: Controller) -> list[int]:
+        """The sequences for which a drafter is asked in this step."""
+        if name in self._rare and not self._concerned:
+            return []
+        wanted = [
+            index
+            for index in asked
+            if sequences[index].request.speculation.drafter in (None, name) and self._has_met(name, sequences[index])
+        ]
+        # once for each class and step: a breaker counts how often it was asked
+        classes = {sequences[index].request.workload_class for index in wanted}
+        open_to = {workload_class for workload_class in classes if controller.asks(workload_class, name)}
+        return [
+            index
+            for index in wanted
+            if sequences[index].request.workload_class in open_to or sequences[index].request.speculation.forced
+        ]
+
+    def _has_met(self, name: str, sequence: Sequence) -> bool:
+        """Whether a drafter was introduced to a sequence, and could have something to say for it."""
+        if name in self._rare and name not in self._concerned.get(sequence.sequence_id, ()):
+            return False
+        return sequence.sequence_id >= self._records[name].first_id
+
+    def _ask(
+        self,
+        drafter: Drafter,
+        sequences: Items[Sequence],
+        budgets: Items[Budget],
+        before: Items[Items[Draft]],
+        controller: Controller,
+        pricing: Pricing,
+        base: Load,
+        num_emitting: int,
+    ) -> _Found:
+        """One drafter's drafts for the sequences that allow it; none at all if it failed or was not worth asking."""
+        asked = list(range(len(sequences)))
+        is_reading = False
+        if getattr(drafter, "cost", None) is not None:
+            planned = self.guard(
+                drafter,
+                partial(
+                    pricing.plan,
+                    cast(PricedDrafter, drafter),
+                    sequences,
+                    budgets,
+                    before,
+                    base,
+                    num_emitting,
+                    controller,
+                ),
+            )
+            if planned is None:
+                return _Found()
+            asked, budgets, is_reading = planned.indexes, planned.budgets, planned.is_reading
+        if not asked:
+            return _Found()
+        contexts, limits = [sequences[i].context for i in asked], [budgets[i] for i in asked]
+        answer = self.guard(drafter, partial(_ask, drafter, contexts, limits))
+        if answer is None:
+            return _Found([], asked, is_reading)
+        # only a good proposal makes up for failures: a start that does nothing does not
+        self._records[drafter.name].num_failures = 0
+        drafts = [EMPTY] * len(sequences)
+        for index, draft in zip(asked, answer, strict=True):
+            drafts[index] = self._clipped(draft, budgets[index])
+        return _Found(drafts, asked, is_reading)
+
+    def _clipped(self, draft: Draft, budget: Budget) -> Draft:
+        return draft.clipped(vocab_size=self._vocab_size, max_depth=budget.max_depth, max_rows=budget.max_rows)
+
+    def guard(self, drafter: Drafter, call: Callable[[], Answer]) -> Answer | None:
+        """Run one call of a drafter; its failure is an event and nothing more."""
+        try:
+            return call()
+        except Exception as error:
+            record = self._records[drafter.name]
+            record.num_failures += 1
+            self._emit(Fallback(f"drafter {drafter.name}", f"left out of this step: {type(error).__name__}: {error}"))
+            if record.num_failures >= _MOST_FAILURES and drafter in self.active:
+                self.active.remove(drafter)
+                record.num_steps_left = _REST_STEPS << min(record.num_rests, _MOST_DOUBLINGS)
+                record.num_rests += 1
+                reason = f"switched off after {_MOST_FAILURES} failures in a row"
+                self._emit(Fallback(f"drafter {drafter.name}", reason))
+                self._emit(Decided("breaker", f"all, {drafter.name}", "off", f"{reason}: {error}"))
+            return None
+
+    def _return_rested(self) -> None:
+        """Let those that have rested try again, with the sequences that they will meet from now on."""
+        if len(self.active) == len(self._all):
+            return
+        for drafter in [drafter for drafter in self._all if drafter not in self.active]:
+            record = self._records[drafter.name]
+            record.num_steps_left -= 1
+            if record.num_steps_left <= 0:
+                record.first_id, record.num_failures = self._next_id, 0
+                self.active[:] = [one for one in self._all if one in self.active or one is drafter]
+                self._emit(Decided("breaker", f"all, {drafter.name}", "probing", "it has rested after its failures"))
+
+
+def _ask(drafter: Drafter, contexts: Items[Context], budgets: Items[Budget]) -> list[Draft]:
+    """Ask one drafter, and refuse an answer that is not one well-formed draft for each sequence."""
+    drafts = drafter.propose(contexts, budgets)
+    whole = isinstance(drafts, list) and len(drafts) == len(contexts)
+    if not whole or not all(isinstance(draft, Draft) for draft in drafts):
+        raise TypeError(f"propose() must return a list of {len(contexts)} drafts")
+    if not all(is_tree(draft) and is_well_typed(draft) for draft in drafts):
+        raise TypeError("propose() returned a draft whose entries are no tree of tokens")
+    return drafts
+
+
+def _capped(budget: Budget, sequence: Sequence, name: str, controller: Controller) -> Budget:
+    """The budget, no deeper than the control plane allows this drafter."""
+    request = sequence.request
+    if request.speculation.forced:
+        return budget
+    depth = controller.depth(request.workload_class, name, request.sampling.temperature)
+    return budget if depth >= budget.max_depth else replace(budget, max_depth=depth)
+
+
+def _shared_out(seconds: float, sequences: Items[Sequence]) -> dict[str, float]:
+    """Seconds by class, the same for each sequence."""
+    counts = by_class(sequence.request.workload_class for sequence in sequences)
+    return {name: seconds * count / len(sequences) for name, count in counts.items()}
+
+
+def _reading_s(drafter: Drafter, drafts: Items[Draft], seconds: float, base: Load) -> float:
+    """What of the seconds that a drafter took went into reading, not into the passes of these drafts."""
+    cost: CostModel | None = getattr(drafter, "cost", None)
+    if cost is None or not drafts:
+        return 0.0
+    count = sum(len(draft) > 0 for draft in drafts)
+    passes_s = max(draft.depth for draft in drafts) * cost.step_s(Load(count, base.keys, base.keys))
+    return max(0.0, seconds - passes_s)
+
+
+def reaches(budget: Budget) -> bool:
+    """Whether a budget leaves room for anything."""
+    return budget.max_rows > 0 and budget.max_depth > 0
