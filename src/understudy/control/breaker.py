@@ -116,6 +116,8 @@ class Breaker:
     reason: str = "nothing speaks against it"
     rest_steps: int = 0
     """Steps without a look while it is off."""
+    told: BreakerState = "on"
+    """Of on and off, the last one that everybody was told of."""
     _recent: _Recent = field(default_factory=_Recent)
     _probe: _Recent = field(default_factory=_Recent)
     _num_probed: int = 0

@@ -199,7 +199,9 @@ class Controller:
         alarm = health.observe(drafted=tally.drafted, accepted=tally.accepted)
         if alarm is not None:
             self._act_on(alarm, breaker)
-        if breaker.observe(tally):
+        # a look that came to nothing is no decision
+        if breaker.observe(tally) and breaker.state not in ("probing", breaker.told):
+            breaker.told = breaker.state
             self._decide("breaker", breaker, breaker.state, breaker.reason)
 
     def _act_on(self, alarm: Alarm, breaker: Breaker) -> None:
@@ -239,6 +241,7 @@ class Controller:
         for one in learned.breakers:
             breaker = self._breaker(one.workload_class, one.drafter)
             breaker.state, breaker.reason, breaker.rest_steps = one.state, one.reason, one.rest_steps
+            breaker.told = "on" if one.state == "on" else "off"
 
     def _view(self, name: str, ledger: WindowLedger) -> ClassView:
         depths = [self.depth(name, drafter, 0.0) for drafter in self._breakers_of(name)]
@@ -283,6 +286,7 @@ class Controller:
                 breaker.trip(f"the policy says so: {policy.reason or 'no reason is given'}")
             elif policy.drafters is not None and drafter not in policy.drafters:
                 breaker.trip(f"the policy asks {' and '.join(policy.drafters) or 'nobody'}: {policy.reason}")
+            breaker.told = breaker.state
         return breaker
 
     def _note_refusal(self, name: str, ledger: WindowLedger, excess_s: float) -> None:
