@@ -112,7 +112,8 @@ def measure(streams: list[int], num_rounds: int, max_tokens: int) -> dict[int, d
     llm = LLM()
     found: dict[int, dict[str, list[Round]]] = {count: {"alone": [], "served": []} for count in streams}
     context = multiprocessing.get_context("spawn")
-    with serve("--shadow-share", "0") as server:  # an idle server must not compute beside the engine alone
+    # an idle server must not compute beside the engine alone, nor be plain where that one drafts
+    with serve("--shadow-share", "0", "--control-share", "0") as server:
         ours, theirs = context.Pipe()
         reader = context.Process(target=client, args=(server.port, theirs))
         reader.start()
