@@ -29,9 +29,10 @@ from understudy.core.request import Output, Request
 from understudy.core.switches import Switches
 from understudy.drafters.base import Drafter
 from understudy.engine.drafting import Drafting, Proposal
+from understudy.engine.refusal import check_request
 from understudy.engine.scheduler import Scheduler, Share
 from understudy.engine.sequence import Sequence
-from understudy.errors import CapacityError, InvalidRequest
+from understudy.errors import InvalidRequest
 from understudy.kv.pool import BlockPool
 from understudy.kv.prefix import PrefixCache
 from understudy.kv.sequence import SequenceCache
@@ -99,7 +100,15 @@ class Engine:
 
     def submit(self, request: Request) -> list[Sequence]:
         """Queue a request, one sequence per choice. What cannot be served is refused here, with a reason."""
-        self._check(request)
+        if request.request_id in self._live:
+            raise InvalidRequest(f"Request {request.request_id!r} is running already.", "Give each its own id.")
+        check_request(
+            request,
+            vocab_size=self._runner.decoder.config.vocab_size,
+            max_context=self.max_context,
+            cache_tokens=self._runner.num_blocks * self._runner.page_tokens,
+            drafters=self._drafting.names,
+        )
         sampling = request.sampling
         seed = sampling.seed if sampling.seed is not None else secrets.randbits(63)
         states: Items[GrammarState | None] = [None] * sampling.n
@@ -331,40 +340,6 @@ class Engine:
             vocab_size=model.vocab_size,
             grammar=grammar,
         )
-
-    def _check(self, request: Request) -> None:
-        """Refuse what can never be served."""
-        vocab_size = self._runner.decoder.config.vocab_size
-        num_prompt = len(request.prompt_ids)
-        if request.request_id in self._live:
-            raise InvalidRequest(f"Request {request.request_id!r} is running already.", "Give each its own id.")
-        if not num_prompt:
-            raise InvalidRequest("The prompt is empty.", "Give at least one token.", parameter="prompt")
-        if num_prompt >= self.max_context:
-            raise InvalidRequest(
-                f"The prompt has {num_prompt} tokens and leaves no room in a context of {self.max_context}.",
-                "Shorten it.",
-                parameter="prompt",
-            )
-        drafter = request.speculation.drafter
-        if drafter is not None and self._drafting.names and drafter not in self._drafting.names:
-            raise InvalidRequest(
-                f"There is no drafter {drafter!r} here.",
-                f"Choose from {', '.join(self._drafting.names)}, or leave it out.",
-                parameter="speculation.drafter",
-            )
-        sampling = request.sampling
-        named = (*request.prompt_ids, *request.prediction_ids, *sampling.logit_bias, *sampling.stop_token_ids)
-        outside = [token for token in named if not 0 <= token < vocab_size]
-        if outside:
-            raise InvalidRequest(f"Token {outside[0]} does not exist.", f"Ids go from 0 to {vocab_size - 1}.")
-        longest = min(num_prompt + request.sampling.max_tokens, self.max_context)
-        room = self._runner.num_blocks * self._runner.page_tokens
-        if longest > room:
-            raise CapacityError(
-                f"{longest} tokens of prompt and answer do not fit in a cache of {room}.",
-                "Lower max_tokens or raise kv_tokens.",
-            )
 
 
 def _work(share: Share, proposal: Proposal) -> Work:
