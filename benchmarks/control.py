@@ -2,10 +2,11 @@
 
     python benchmarks/control.py [--rounds 20] [--concurrency 1,4,16] [--max-tokens 40] [--depths 2,4,8] [--json OUT]
 
-Every round asks texts of eight classes at temperatures from 0 to 1.5, each arm right after the other in turns: `plain`
-has no drafter, `default` is what a user gets, `chance` is plain once more, and `depth d` forces drafts of a fixed depth
-(alone, to see what the best fixed choice would have been). Above a concurrency of 1 requests come in waves, at times
-that are the same for every arm: in a closed loop whoever is faster is asked more. Words must be equal in all arms.
+Every round asks texts of eight classes at temperatures from 0 to 1.5, in waves of so many at once. Each wave is
+answered by one arm right after the other, in an order drawn anew: `plain` has no drafter, `default` is what a user gets,
+`chance` is plain once more, and `depth d` forces drafts of a fixed depth (alone, to see what the best fixed choice would
+have been). A wave's requests come at times that are the same for every arm: in a closed loop whoever is faster is asked
+more. Words must be equal in all arms.
 Speed-ups are of time per token, decoding alone: the median over the rounds, with its distribution-free 95 % interval.
 """
 
@@ -61,8 +62,8 @@ class Arm:
     engine: Engine
     speculation: Speculation = field(default_factory=Speculation)
 
-    def serve(self, requests: Sequence[Request], times_s: Sequence[float] | None) -> list[Done]:
-        """Answer requests at their times, or one after the other."""
+    def serve(self, requests: Sequence[Request], times_s: Sequence[float]) -> list[Done]:
+        """Answer requests that come at their times."""
         begun: dict[str, tuple[int, float]] = {}
         first: dict[str, float] = {}
         said: dict[str, list[int]] = {}
@@ -70,14 +71,13 @@ class Arm:
         started, sent = time.perf_counter(), 0
         while len(done) < len(requests):
             now = time.perf_counter() - started
-            while sent < len(requests) and (not begun if times_s is None else times_s[sent] <= now):
+            while sent < len(requests) and times_s[sent] <= now:
                 request = requests[sent]
                 self.engine.submit(request)
-                begun[request.request_id] = (sent, now if times_s is None else times_s[sent])
+                begun[request.request_id] = (sent, times_s[sent])
                 said[request.request_id] = []
                 sent += 1
             if not begun:
-                assert times_s is not None
                 time.sleep(max(0.0, times_s[sent] - now))
                 continue
             outputs = self.engine.step()
@@ -99,8 +99,10 @@ class Arm:
         return [done[place] for place in range(len(requests))]
 
 
-def requests_of(arm: Arm, asked: Sequence[tuple[str, tuple[int, ...]]], number: int, max_tokens: int) -> list[Request]:
-    """The same questions for every arm; nobody's drafts know an earlier answer."""
+def requests_of(
+    arm: Arm, asked: Sequence[tuple[str, tuple[int, ...]]], number: int, first: int, max_tokens: int
+) -> list[Request]:
+    """The same questions for every arm, the first of them at a place in its round; no draft knows an earlier answer."""
     return [
         Request(
             request_id=f"{number}-{place}",
@@ -115,7 +117,7 @@ def requests_of(arm: Arm, asked: Sequence[tuple[str, tuple[int, ...]]], number: 
             tenant=f"{number}-{place}",
             workload_class=name,
         )
-        for place, (name, ids) in enumerate(asked)
+        for place, (name, ids) in enumerate(asked, first)
     ]
 
 
@@ -156,23 +158,28 @@ def gap_of(arm: Arm, known: dict[str, list[tuple[int, ...]]], concurrency: int, 
     asked = [(name, ids[0]) for name, ids in known.items()] * max(1, concurrency // len(known))
     asked = asked[:concurrency]
     started = time.perf_counter()
-    arm.serve(requests_of(arm, asked, 10**6 + concurrency, max_tokens), [0.0] * len(asked))
+    arm.serve(requests_of(arm, asked, 10**6 + concurrency, 0, max_tokens), [0.0] * len(asked))
     return (time.perf_counter() - started) / len(asked)
 
 
-def wave(
-    arm: Arm, asked: Sequence[tuple[str, tuple[int, ...]]], number: int, max_tokens: int, at_once: int, gap_s: float
-) -> list[Done]:
-    """Answer all of them, so many at once; each wave begins when the one before it has ended."""
-    requests = requests_of(arm, asked, number, max_tokens)
-    if at_once == 1:
-        return arm.serve(requests, None)
-    waves = [requests[first : first + at_once] for first in range(0, len(requests), at_once)]
-    return [
-        done
-        for requests in waves
-        for done in arm.serve(requests, [place * gap_s / 2 for place in range(len(requests))])
-    ]
+def one_round(
+    arms: Sequence[Arm],
+    asked: Sequence[tuple[str, tuple[int, ...]]],
+    draw: random.Random,
+    number: int,
+    at_once: int,
+    gap_s: float,
+    max_tokens: int,
+) -> dict[str, list[Done]]:
+    """Wave after wave, each answered by every arm."""
+    served: dict[str, list[Done]] = {arm.name: [] for arm in arms}
+    for first in range(0, len(asked), at_once):
+        wave = asked[first : first + at_once]
+        times_s = [place * gap_s / 2 for place in range(len(wave))]
+        for arm in draw.sample(arms, len(arms)):
+            requests = requests_of(arm, wave, number, first, max_tokens)
+            served[arm.name] += arm.serve(requests, times_s)
+    return served
 
 
 def main() -> None:
@@ -207,7 +214,7 @@ def main() -> None:
     ]
     known = questions(target.tokenizer)
     concurrencies = [int(part) for part in options.concurrency.split(",")]
-    gaps = {c: gap_of(plain, known, c, options.max_tokens) for c in concurrencies if c > 1}
+    gaps = {c: gap_of(plain, known, c, options.max_tokens) for c in concurrencies}
     found: dict[int, dict[str, list[list[Done]]]] = {c: {} for c in concurrencies}
     num_different = 0
     for number in range(-1, options.rounds):  # the first round is for warming up
@@ -217,48 +224,51 @@ def main() -> None:
             asked = [(name, draw.choice(ids)) for name, ids in known.items() for _ in range(count)]
             draw.shuffle(asked)
             arms = [plain, default, chance, *(fixed if concurrency == 1 else [])]
-            turn = arms[number % len(arms) :] + arms[: number % len(arms)]
-            served = {
-                arm.name: wave(arm, asked, number + 1, options.max_tokens, concurrency, gaps.get(concurrency, 0.0))
-                for arm in turn
-            }
+            served = one_round(arms, asked, draw, number + 1, concurrency, gaps[concurrency], options.max_tokens)
             words = [[done.tokens for done in answers] for answers in served.values()]
             num_different += sum(line != words[0] for line in words[1:])
             if number >= 0:
                 for name, answers in served.items():
                     found[concurrency].setdefault(name, []).append(answers)
         console.print(f"round {number + 1} of {options.rounds}", end="\r")
-    record = report(console, found, num_different)
+        if options.json and number > 0:  # a long run that is cut short has lost nothing
+            options.json.write_text(json.dumps({"rows": rows_of(found), "num_different": num_different}, indent=1))
+    record = {"rows": rows_of(found), "num_different": num_different}
+    show(console, rows_of(found), num_different)
     record["decisions"] = [f"{d.what} | {d.subject} | {d.outcome} | {d.reason}" for d in decided]
     if options.json:
         options.json.write_text(json.dumps(record, indent=1))
     sys.exit(1 if num_different else 0)
 
 
-def report(console: Console, found: dict[int, dict[str, list[list[Done]]]], num_different: int) -> dict[str, Any]:
-    """Print the table; return it as plain data."""
+def rows_of(found: dict[int, dict[str, list[list[Done]]]]) -> list[dict[str, Any]]:
+    """Every class at every concurrency, and all classes together."""
+    return [
+        row_of(arms, workload_class) | {"class": workload_class, "concurrency": concurrency}
+        for concurrency, arms in found.items()
+        for workload_class in [*sorted({done.workload_class for done in arms["plain"][0]}), "all"]
+    ]
+
+
+def show(console: Console, rows: Sequence[dict[str, Any]], num_different: int) -> None:
+    """Print the table."""
     table = Table(title="default against plain, by class and concurrency")
-    names = ("class", "at once", "speed-up", "low", "high", "chance", "best fixed", "default / best", "TTFT p50",
-             "request p99", "TPOT p99", "chance p99")  # fmt: skip
+    names = ("class", "at once", "speed-up", "low", "high", "chance", "low", "best fixed", "default / best", "TTFT p50",
+             "TTFT p99", "request p99", "TPOT p99", "chance TTFT", "request", "TPOT")  # fmt: skip
     for name in names:
         table.add_column(name, justify="right")
-    rows: list[dict[str, Any]] = []
-    for concurrency, arms in found.items():
-        classes = sorted({done.workload_class for answers in arms["plain"] for done in answers})
-        for workload_class in [*classes, "all"]:
-            row = row_of(arms, workload_class) | {"class": workload_class, "concurrency": concurrency}
-            rows.append(row)
-            table.add_row(
-                workload_class,
-                str(concurrency),
-                *(f"{row[key]:.3f}" for key in ("speedup", "low", "high", "chance")),
-                f"{row['best']} {row['best_speedup']:.3f}" if row["best"] else "",
-                f"{row['speedup'] / row['best_speedup']:.3f}" if row["best"] else "",
-                *(f"{row[key]:.3f}" for key in ("ttft_p50", "request_p99", "tpot_p99", "chance_p99")),
-            )
+    for row in rows:
+        table.add_row(
+            row["class"],
+            str(row["concurrency"]),
+            *(f"{row[key]:.3f}" for key in ("speedup", "low", "high", "chance", "chance_low")),
+            f"{row['best']} {row['best_speedup']:.3f}" if row["best"] else "",
+            f"{row['against_best']:.3f}" if row["best"] else "",
+            *(f"{row[key]:.3f}" for key in ("ttft_p50", "ttft_p99", "request_p99", "tpot_p99")),
+            *(f"{row[key]:.3f}" for key in ("chance_ttft_p99", "chance_request_p99", "chance_tpot_p99")),
+        )
     console.print(table)
     console.print(f"answers that differ between the arms: {num_different}")
-    return {"rows": rows, "num_different": num_different}
 
 
 def row_of(arms: dict[str, list[list[Done]]], workload_class: str) -> dict[str, Any]:
@@ -267,10 +277,10 @@ def row_of(arms: dict[str, list[list[Done]]], workload_class: str) -> dict[str, 
     def of(name: str) -> list[list[Done]]:
         return [[d for d in answers if workload_class in (d.workload_class, "all")] for answers in arms[name]]
 
-    def pairs(name: str) -> list[tuple[float, float]]:
+    def pairs(name: str, against: str = "plain") -> list[tuple[float, float]]:
         return [
             (sum(d.tpot_s for d in ours), sum(d.tpot_s for d in theirs))
-            for ours, theirs in zip(of("plain"), of(name), strict=True)
+            for ours, theirs in zip(of(against), of(name), strict=True)
         ]
 
     def tail(attribute: str, q: float, arm: str = "default") -> float:
@@ -278,22 +288,31 @@ def row_of(arms: dict[str, list[list[Done]]], workload_class: str) -> dict[str, 
         return quantile(both[0], q) / quantile(both[1], q)
 
     speedup, low, high = ratio_of(pairs("default"))
-    speeds = {name: ratio_of(pairs(name))[0] for name in arms if name.startswith("depth")} | {"depth 0": 1.0}
-    best = max(speeds, key=lambda name: speeds[name]) if len(speeds) > 1 else ""
+    chance, chance_low, _ = ratio_of(pairs("chance"))
+    fixed = [name for name in arms if name.startswith("depth")]
+    speeds = {name: ratio_of(pairs(name))[0] for name in [*fixed, "plain"]}
+    best = max(speeds, key=lambda name: speeds[name]) if fixed else ""
     return {
         "speedup": speedup,
         "low": low,
         "high": high,
-        "chance": ratio_of(pairs("chance"))[0],
-        "chance_p99": tail("request_s", 0.99, "chance"),
+        "chance": chance,
+        "chance_low": chance_low,
         "best": best,
         "best_speedup": speeds.get(best, 1.0),
+        "against_best": ratio_of(pairs("default", against=best))[0] if best else 1.0,
         "fixed": speeds,
         "ttft_p50": tail("ttft_s", 0.5),
         "ttft_p99": tail("ttft_s", 0.99),
         "request_p99": tail("request_s", 0.99),
         "tpot_p99": tail("tpot_s", 0.99),
-        "ratios": [a / b for a, b in pairs("default")],
+        "chance_ttft_p50": tail("ttft_s", 0.5, "chance"),
+        "chance_ttft_p99": tail("ttft_s", 0.99, "chance"),
+        "chance_request_p99": tail("request_s", 0.99, "chance"),
+        "chance_tpot_p99": tail("tpot_s", 0.99, "chance"),
+        "seconds": {  # time to the first word, per word and in all, of every request in the order of the rounds
+            name: [(d.ttft_s, d.tpot_s, d.request_s) for answers in of(name) for d in answers] for name in arms
+        },
     }
 
 

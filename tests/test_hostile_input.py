@@ -214,7 +214,9 @@ BAD_CONFIGS: list[dict[str, Any]] = [
     {"prefix_cache": "no"},
     {"prefix_cache": 1},
     {"weights": "int4"},
-    {"weights": None},
+    {"weights": 8},
+    {"device": None},
+    {"device": "gpu"},
     {"weights": ["int8"]},
     *(
         {name: value}

@@ -18,13 +18,14 @@ import understudy
 
 ROOT = Path(understudy.__file__).parent
 
-FOUNDATIONS = ("errors", "cache", "threads", "core", "config")
+FOUNDATIONS = ("errors", "cache", "collector", "threads", "core", "config")
 
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     # plain data and small foundations: standard library only
     "errors": (),
     "cache": (),
     "threads": (),
+    "collector": (),
     "core": ("errors",),
     "config": ("errors", "core"),
     "compiled": ("cache",),
@@ -69,7 +70,7 @@ MAY_USE: dict[str, tuple[str, ...]] = {
     "text": ("numpy", "tokenizers", "jinja2", "llguidance"),
     "control": ("numpy",),
     "sampling": ("numpy", "llguidance"),
-    "kernels": ("numpy", "numba", "llvmlite", "torch"),
+    "kernels": ("numpy", "numba", "llvmlite", "torch", "triton"),
     "models": ("numpy", "torch", "safetensors", "gguf", "huggingface_hub"),
     "runtime": ("numpy", "llvmlite"),
     "drafters": ("numpy",),
@@ -237,6 +238,15 @@ def test_control_that_decides_nothing_loads_without_a_compiler(module: str) -> N
 
 def test_package_itself_loads_where_torch_is_blocked() -> None:
     loaded = load_without(("torch", "numpy", "numba"), ["understudy", "understudy.config", "understudy.errors"])
+    assert loaded.returncode == 0, loaded.stderr
+
+
+def test_the_cpu_path_loads_without_triton_and_a_decoder_without_a_compiler() -> None:
+    loaded = load_without(
+        ("triton",), ["understudy.assembly", "understudy.kernels.cpu", "understudy.commands.generate"]
+    )
+    assert loaded.returncode == 0, loaded.stderr
+    loaded = load_without(("triton", "numba"), ["understudy.models.decoder", "understudy.runtime.runner"])
     assert loaded.returncode == 0, loaded.stderr
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -12,21 +11,24 @@ from understudy.config import EngineConfig
 from understudy.control.cost import CostModel, profile
 from understudy.control.rules import memory_notice
 from understudy.core.events import EventSink, Fallback, Notice, log_fallbacks
-from understudy.core.weights import DEFAULT_WEIGHTS, WeightType
+from understudy.core.shapes import shape_named
+from understudy.core.weights import WEIGHTS_ON, Device, DeviceChoice, WeightType
 from understudy.drafters.base import Drafter
 from understudy.engine.engine import Engine
 from understudy.errors import ConfigError
-from understudy.kernels.cpu import CpuKernels
+from understudy.kernels.devices import choose_device, choose_weights, make_kernels, room_for_cache
 from understudy.models.decoder import Decoder
 from understudy.models.draft_check import check_draft
 from understudy.models.load import load_model
+from understudy.models.twin import load_draft, twin_noise
+from understudy.models.weights import LoadedModel
+from understudy.models.widen import widen_model
 from understudy.runtime.fingerprint import system_fingerprint
 from understudy.runtime.runner import Runner
 from understudy.runtime.selftest import is_row_invariant
 from understudy.text.tokenizer import Tokenizer
 from understudy.text.vocabulary import VocabularyMap, compare_vocabularies
 
-_MOST_KV_BYTES = 2 << 30
 _PROFILE_CONTEXT = 1024
 _OWN_LAYERS = "layers:"
 """`layers:N` is a draft that needs no second model: the target's own first N layers."""
@@ -45,7 +47,7 @@ class DraftModel:
     @property
     def kv_bytes_per_token(self) -> int:
         """Memory that one token's keys and values take in its own cache."""
-        return _kv_bytes_per_token(self.decoder)
+        return self.decoder.kv_bytes_per_token
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +59,12 @@ class Target:
     page_tokens: int
     name: str
     source_hash: str
+    place: str | Path | None
+    """Where the model was loaded from; None for the embedded one."""
     is_row_invariant: bool
     """What the start-up self-test found; without it every row is computed by itself."""
     draft: DraftModel | None = None
+    device: Device = "cpu"
 
     @property
     def weights(self) -> WeightType:
@@ -74,50 +79,94 @@ class Target:
     @property
     def kv_bytes_per_token(self) -> int:
         """Memory that one token's keys and values take."""
-        return _kv_bytes_per_token(self.decoder)
+        return self.decoder.kv_bytes_per_token
 
     @property
     def system_fingerprint(self) -> str:
         """Names everything besides the request that the words are a function of."""
-        return system_fingerprint(self.source_hash, weights=self.weights, is_row_invariant=self.is_row_invariant)
+        return system_fingerprint(
+            self.source_hash, weights=self.weights, is_row_invariant=self.is_row_invariant, device=self.device
+        )
 
 
 def load_target(
     model: str | Path | None = None,
     *,
-    weights: WeightType = DEFAULT_WEIGHTS,
+    device: DeviceChoice = "auto",
+    weights: WeightType | None = None,
     draft: str | Path | None = None,
     cross_tokenizer: bool = False,
+    widen: str | None = None,
     num_threads: int | None = None,
     emit: EventSink = log_fallbacks,
     progress: Callable[[int, int], None] | None = None,
 ) -> Target:
-    """Load a model (a folder, a GGUF file, `hub:owner/name`, None for the embedded one), and a draft for it."""
-    loaded = load_model(model, progress=progress)
-    kernels = CpuKernels(num_threads=num_threads)
+    """Load a model (a folder, a GGUF file, `hub:owner/name`, None for the embedded one), and a draft for it.
+
+    `widen` names a larger shape (core/shapes.py): the model says the same there, at that shape's price.
+    """
+    twin_noise(draft)  # a wrong one is refused before minutes of loading
+    chosen = choose_device(device)
+    weights = choose_weights(weights, chosen)
+    loaded = _load_widened(model, widen, device=chosen, weights=weights, progress=progress)
+    kernels = make_kernels(chosen, weights, num_threads=num_threads)
     decoder = Decoder(loaded.config, loaded.tensors, kernels, weights=weights)
     invariant = is_row_invariant(decoder, kernels.page_tokens)
     if not invariant:
         emit(Fallback("the self-test", "rows depend on their neighbours on this machine: one by one, and no drafts"))
-    target = Target(decoder, loaded.tokenizer, kernels.page_tokens, loaded.name, loaded.source_hash, invariant)
+    target = Target(
+        decoder,
+        loaded.tokenizer,
+        kernels.page_tokens,
+        loaded.name,
+        loaded.source_hash,
+        model,
+        invariant,
+        device=chosen,
+    )
     if draft is None:
         return target
-    return with_draft(target, draft, cross_tokenizer=cross_tokenizer, kernels=kernels, emit=emit, progress=progress)
+    return with_draft(target, draft, cross_tokenizer=cross_tokenizer, emit=emit, progress=progress)
+
+
+def _load_widened(
+    model: str | Path | None,
+    widen: str | None,
+    *,
+    device: Device,
+    weights: WeightType,
+    progress: Callable[[int, int], None] | None,
+) -> LoadedModel:
+    """Load a model, and put it into a larger shape if one is named."""
+    if widen is None:
+        return load_model(model, progress=progress)
+    shape = shape_named(widen)
+    return widen_model(load_model(model, progress=progress), shape, device=device, weights=weights, progress=progress)
+
+
+def weights_on(device: DeviceChoice, wanted: WeightType | None = None) -> tuple[WeightType, ...]:
+    """What a device computes with, the default first; those that are wanted must be among them."""
+    chosen = choose_device(device)
+    choose_weights(wanted, chosen)
+    return WEIGHTS_ON[chosen]
 
 
 def load_configured(
     model: str | Path | None,
     config: EngineConfig,
     *,
+    widen: str | None = None,
     emit: EventSink = log_fallbacks,
     progress: Callable[[int, int], None] | None = None,
 ) -> Target:
     """Load a model, and the draft that the configuration names, as the configuration wants them."""
     return load_target(
         model,
+        device=config.device,
         weights=config.weights,
         draft=config.draft,
         cross_tokenizer=config.cross_tokenizer,
+        widen=widen,
         num_threads=config.num_threads,
         emit=emit,
         progress=progress,
@@ -129,14 +178,17 @@ def with_draft(
     draft: str | Path,
     *,
     cross_tokenizer: bool = False,
-    kernels: CpuKernels | None = None,
     emit: EventSink = log_fallbacks,
     progress: Callable[[int, int], None] | None = None,
 ) -> Target:
-    """The target with a draft model beside it: a model of its own, or `layers:N` for the target's first N layers."""
+    """The target with a draft model beside it: a model of its own, or one that is made from the target's.
+
+    `layers:N` is the target's first N layers; `twin:S` is the target before it was widened, with noise on its matrices
+    of S times their spread.
+    """
     if str(draft).startswith(_OWN_LAYERS):
         return replace(target, draft=_own_layers(target, str(draft)))
-    loaded = load_model(draft, progress=progress)
+    loaded = load_draft(draft, target.place, progress=progress)
     config = target.decoder.config
     notices = check_draft(config, loaded.config, target_name=target.name, draft_name=loaded.name)
     vocabulary = compare_vocabularies(
@@ -148,8 +200,10 @@ def with_draft(
     )
     if not vocabulary.is_same:
         notices.append(vocabulary.describe())
-    # A worse guess is a slower one and never another word: int8 throughout is the fastest.
-    decoder = Decoder(loaded.config, loaded.tensors, kernels or CpuKernels(), weights="int8", int8_output=True)
+    # A worse guess is a slower one and never another word: on the CPU int8 throughout is the fastest.
+    on_cpu = target.device == "cpu"
+    weights = "int8" if on_cpu else target.weights
+    decoder = Decoder(loaded.config, loaded.tensors, target.decoder.kernels, weights=weights, int8_output=on_cpu)
     longest = target.kv_bytes_per_token * config.max_positions
     notices.append(memory_notice(draft_bytes=decoder.num_bytes, kv_bytes_per_sequence=longest))
     for notice in filter(None, notices):
@@ -171,6 +225,7 @@ def make_drafter(name: str, target: Target, *, num_blocks: int, draft_cost: Cost
     """Build a drafter by its name; a draft model gets as many blocks as the target has, and its cost is measured."""
     from understudy.drafters.lookahead import LookaheadDrafter
     from understudy.drafters.model import ModelDrafter
+    from understudy.drafters.model_ahead import AheadModelDrafter
     from understudy.drafters.ngram import NgramDrafter
     from understudy.drafters.suffix import SuffixDrafter
 
@@ -178,7 +233,9 @@ def make_drafter(name: str, target: Target, *, num_blocks: int, draft_cost: Cost
         if target.draft is None:
             raise ConfigError("The drafter 'model' has no model.", "Name one with --draft, or leave this drafter out.")
         runner = Runner(target.draft.decoder, num_blocks=num_blocks, page_tokens=target.page_tokens)
-        return ModelDrafter(runner, target.draft.vocabulary, cost=draft_cost or measure_cost(runner))
+        has_same_ids = target.draft.vocabulary.is_same
+        drafter = AheadModelDrafter if runner.draws and has_same_ids else ModelDrafter
+        return drafter(runner, target.draft.vocabulary, cost=draft_cost or measure_cost(runner))
     drafters: dict[str, Callable[[], Drafter]] = {
         "suffix": SuffixDrafter,
         "ngram": NgramDrafter,
@@ -258,17 +315,8 @@ def _kv_tokens(target: Target, config: EngineConfig) -> int:
         return config.kv_tokens
     most = target.decoder.config.max_positions
     limit = min(config.max_context or most, most)
-    budget = min(_MOST_KV_BYTES, _free_bytes() // 4)
-    return max(limit + target.page_tokens, min(budget // target.kv_bytes_per_token, limit * config.max_sequences))
-
-
-def _kv_bytes_per_token(decoder: Decoder) -> int:
-    config = decoder.config
-    return 2 * 4 * config.num_layers * config.num_kv_heads * config.head_dim
-
-
-def _free_bytes() -> int:
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError):  # not every system tells
-        return 4 * _MOST_KV_BYTES
+    token_bytes = target.kv_bytes_per_token
+    if target.device == "cuda" and target.draft is not None and "model" in config.drafters:
+        token_bytes += target.draft.kv_bytes_per_token  # all of it is taken at start, the draft's share too
+    room = room_for_cache(target.device)
+    return max(limit + target.page_tokens, min(room // token_bytes, limit * config.max_sequences))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from understudy.core.control import Policy
-from understudy.core.weights import DEFAULT_WEIGHTS, WEIGHT_TYPES, WeightType
+from understudy.core.weights import DEVICE_CHOICES, WEIGHT_TYPES, DeviceChoice, WeightType
 from understudy.errors import ConfigError
 
 DRAFTERS = ("suffix", "ngram", "lookahead", "model")
@@ -26,7 +26,7 @@ class EngineConfig:
     drafters: tuple[str, ...] = DEFAULT_DRAFTERS
     """Which drafters share the draft tree; none at all is an engine without speculation. A draft model joins them."""
     draft: str | None = None
-    """A smaller model that drafts: a folder, a GGUF file, `layers:N` for the target's own first layers."""
+    """A smaller model that drafts: a folder, a GGUF file, `layers:N` or `twin:S` (see `assembly.with_draft`)."""
     cross_tokenizer: bool = False
     """Whether the draft model may have another vocabulary than its target."""
     max_rows_per_step: int = 256
@@ -38,8 +38,10 @@ class EngineConfig:
     """Room for keys and values, in tokens; measured from free memory if None."""
     prefix_cache: bool = True
     num_threads: int | None = None
-    weights: WeightType = DEFAULT_WEIGHTS
-    """How a model that is loaded holds its weights; a target that is handed over has made its choice."""
+    device: DeviceChoice = "auto"
+    """Where a model that is loaded is computed; a target that is handed over has made its choice, of weights too."""
+    weights: WeightType | None = None
+    """How its weights are held; what is fastest on its device if None."""
 
     policy: Policy | None = None
     """What to begin with for each class; measurement overrules it."""
@@ -52,7 +54,9 @@ class EngineConfig:
         for name in ("prefix_cache", "cross_tokenizer"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} is {getattr(self, name)!r}.", "Give true or false.")
-        if self.weights not in WEIGHT_TYPES:
+        if self.device not in DEVICE_CHOICES:
+            raise ConfigError(f"device is {self.device!r}.", f"Choose from {', '.join(DEVICE_CHOICES)}.")
+        if self.weights is not None and self.weights not in WEIGHT_TYPES:
             raise ConfigError(f"weights is {self.weights!r}.", f"Choose from {', '.join(WEIGHT_TYPES)}.")
         unknown = [name for name in self.drafters if name not in DRAFTERS]
         if unknown:

@@ -21,13 +21,16 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def loading(console: Console, model: str | None = None) -> Iterator[Callable[[int, int], None]]:
-    """Show that a model is being loaded; the callback takes (tensors done, tensors in all) of a quantised one.
+def loading(
+    console: Console, model: str | None = None, *, widen: str | None = None
+) -> Iterator[Callable[[int, int], None]]:
+    """Show that a model is being loaded; the callback takes (tensors done, tensors in all) of what takes long.
 
     Nothing moves for a model from the hub: its download draws bars of its own.
     """
     is_still = not console.is_terminal or (model is not None and model.startswith("hub:"))
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=24), TimeRemainingColumn())
+    doing = "unpacking the model's weights" if widen is None else f"widening the model to {widen}"
     said = False
     with Progress(*columns, console=console, transient=True, disable=is_still) as progress:
         task = progress.add_task("loading the model", total=None)
@@ -35,9 +38,9 @@ def loading(console: Console, model: str | None = None) -> Iterator[Callable[[in
         def unpacking(done: int, total: int) -> None:
             nonlocal said
             if not said and is_still:
-                console.print("Unpacking the model's weights.")
+                console.print(f"{doing[0].upper()}{doing[1:]}.")
             said = True
-            progress.update(task, description="unpacking the model's weights", completed=done, total=total)
+            progress.update(task, description=doing, completed=done, total=total)
 
         yield unpacking
 

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from understudy.assembly import Target, build_engine, load_configured
+from understudy.collector import calm_collector
 from understudy.config import DEFAULT_DRAFTERS, EngineConfig
 from understudy.core.backend import EngineCheck, EngineLoad, ModelInfo
 from understudy.core.events import Cycle, Decided, Event, Fallback, Notice, Preempted
@@ -81,6 +82,7 @@ class Worker:
             config = without_draft(config)
             target = load_configured(start.model, config, emit=self._hear)
         engine = build_engine(target, config, emit=self._hear)
+        calm_collector()
         engine.switch(start.switches)
         engine.recall(start.learned)
         _ = engine.grammars  # made now: the first request with a grammar must not hold up the others

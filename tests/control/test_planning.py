@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Sequence
 
 import pytest
@@ -90,6 +91,11 @@ def test_only_those_are_asked_for_whom_it_pays() -> None:
     assert make_plan([prospect(0.9), prospect(0.9)]).asked == (0, 1)
 
 
+def survivals(acceptance: Sequence[float], depth: int) -> list[float]:
+    """How likely each position is reached and right."""
+    return list(itertools.accumulate(acceptance[:depth], operator.mul))
+
+
 @settings(max_examples=200, deadline=None)
 @given(
     acceptances=st.lists(st.lists(st.floats(0, 1), min_size=0, max_size=4), min_size=0, max_size=3),
@@ -106,7 +112,7 @@ def test_no_choice_is_better_than_the_one_taken(acceptances: list[list[float]], 
     for count in range(1, len(prospects) + 1):
         for asked in itertools.combinations(range(len(prospects)), count):
             for depth in range(1, 5):
-                added = sum(prospects[index].added(depth) for index in asked)
+                added = sum(max(0.0, sum(survivals(acceptances[index], depth)) - free) for index in asked)
                 seconds = TARGET.step_s(Load(base.rows + count * depth, base.keys, base.reads + 10 * count * depth))
                 seconds += depth * draft.step_s(Load(count, 10 * count, 10 * count))
                 speed = (len(prospects) * (1 + free) + added) / seconds

@@ -360,7 +360,7 @@ class Run:
                 self.ended[text.sequence_id] = cycle
                 self.drafting.stop(text)
             text.ledger.add(plain_step_s=believed_s, step_s=predicted_s + drafting_s, num_words=len(said))
-        self.drafting.settle(texts, base=base, load=load, forward_s=forward_s)
+        self.drafting.settle(texts, base=base, load=load, forward_s=forward_s, drafting=self.drafting.take_time())
         self.cost.observe(load, forward_s, base)
         self.cycle += 1
         step = Step(

@@ -74,7 +74,7 @@ def new_engine(
         settle = engine._drafting.settle
 
         def settle_as_predicted(*args: Any, base: Load, load: Load, **measured: Any) -> None:
-            settle(*args, base=base, load=load, forward_s=cost.step_s(load, base))
+            settle(*args, base=base, load=load, forward_s=cost.step_s(load, base), drafting=measured["drafting"])
 
         engine._drafting.settle = settle_as_predicted  # type: ignore[method-assign]
     return engine

@@ -72,7 +72,7 @@ def test_what_a_stop_cuts_off_is_neither_reached_nor_matched(llama: Target, word
 def test_what_was_not_drafted_leaves_no_balance(llama: Target) -> None:
     """Words cost what they cost plainly, whoever ends beside them and however long that one's text was."""
     cost = FixedCost({1: 1.0, 1024: 2.0}, per_key_s=0.1, per_read_s=0.1)
-    engine = new_engine(llama, cost=cost)
+    engine = new_engine(llama, cost=cost, drafters=[NgramDrafter()])
     long = replace(REQUEST, request_id="long", prompt_ids=(5, 6, 7) * 30, sampling=replace(SAMPLING, max_tokens=4))
     sequences = [*engine.submit(REQUEST), *engine.submit(long)]
     for _ in steps(engine):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import random
 import time
 from collections.abc import Sequence
@@ -22,6 +21,7 @@ from understudy.core.request import Request, SamplingParams, Speculation
 from understudy.drafters.base import Budget, Context
 from understudy.drafters.lookahead import LookaheadDrafter
 from understudy.engine.engine import Engine
+from understudy.kernels.host_passes import HostPasses
 
 PROMPT = (5, 6, 7, 8)
 NUM_TOKENS = 220
@@ -313,25 +313,19 @@ def test_no_row_stands_beyond_the_context(llama: Target) -> None:
     """Not even one that only teaches: there are no rotary angles for it."""
     engine = new_engine(llama, drafters=[LookaheadDrafter()])
     positions: list[int] = []
-    forward = llama.decoder.forward
+    passes = engine._runner._passes
 
-    def watched(rows: Any, cache: Any) -> Any:
+    def watched(rows: Any) -> Any:
         positions.append(int(rows.positions.max()))
-        return forward(rows, cache)
+        return passes.launch(rows, []).found
 
-    engine._runner.decoder = replace_forward(llama.decoder, watched)
+    engine._runner._passes = HostPasses(watched)
     sampling = SamplingParams(temperature=1.0, max_tokens=10_000, seed=1, ignore_eos=True)
     prompt = tuple(range(3, 3 + engine.max_context - 30 - 300)) + tuple(range(3, 303))
     engine.submit(Request(request_id="r", prompt_ids=prompt, sampling=sampling, speculation=Speculation(forced=True)))
     for _ in steps(engine):
         pass
     assert max(positions) == engine.max_context - 2, "the last word is said and never computed"
-
-
-def replace_forward(decoder: Any, forward: Any) -> Any:
-    watched = copy.copy(decoder)
-    watched.forward = forward
-    return watched
 
 
 @pytest.mark.parametrize("limits", [{"max_rows": 14}, {"max_depth": 0}, {"enabled": False}])

@@ -14,6 +14,7 @@ from understudy.config import EngineConfig
 from understudy.core.events import Event, Preempted
 from understudy.core.request import Request, SamplingParams, TokenLogprob
 from understudy.engine.engine import Engine
+from understudy.kernels.host_passes import HostPasses
 
 PROMPT = tuple((7 + 31 * i) % 290 for i in range(2 * PAGE + 9))
 
@@ -130,9 +131,8 @@ def test_none_are_computed_unless_asked_for(llama: Target, monkeypatch: pytest.M
 
 def test_a_prompt_that_gives_no_numbers_ends_with_an_error(llama: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = build_engine(llama, EngineConfig(num_threads=1, drafters=(), kv_tokens=8 * PAGE))
-    monkeypatch.setattr(
-        engine._runner, "forward", lambda works: [np.full((work.num_logits, 304), np.nan, np.float32) for work in works]
-    )
+    passes = HostPasses(lambda rows: np.full((len(rows.logit_rows), 304), np.nan, np.float32))
+    monkeypatch.setattr(engine._runner, "_passes", passes)
     (answer,) = run_alone(engine, request())
     assert answer.finish_reason == "error"
     assert "not finite" in (answer.error or "")

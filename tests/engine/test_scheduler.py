@@ -281,14 +281,14 @@ def ask(request_id: str, prompt_tokens: int, max_tokens: int = 8, n: int = 1) ->
 
 def test_rows_of_a_step_stay_within_the_budget(llama: Target) -> None:
     engine = new_engine(llama, drafters=[RandomTrees(Book(), random.Random(0), 304)], max_rows_per_step=20)
-    forward = engine._runner.forward
+    launch = engine._runner.launch
     seen: list[tuple[int, int]] = []
 
     def counted(works: Items[Work]) -> Any:
         seen.append((sum(len(work.known) for work in works), sum(len(work.draft) for work in works)))
-        return forward(works)
+        return launch(works)
 
-    engine._runner.forward = counted  # type: ignore[method-assign]
+    engine._runner.launch = counted  # type: ignore[method-assign]
     for number in range(5):
         engine.submit(ask(str(number), 30))
     for _ in steps(engine):

@@ -71,14 +71,14 @@ class Bench:
 
     def _slow_down(self, engine: Engine) -> None:
         """Let a pass take what its rows cost."""
-        forward = engine._runner.forward
+        launch = engine._runner.launch
 
-        def forward_in_time(works: Sequence[Any]) -> Any:
+        def launch_in_time(works: Sequence[Any]) -> Any:
             rows = sum(len(work.known) + len(work.draft) for work in works)
             self.now += 0.02 * (1.0 + 0.02 * (rows - 1))
-            return forward(works)
+            return launch(works)
 
-        vars(engine._runner)["forward"] = forward_in_time
+        vars(engine._runner)["launch"] = launch_in_time
 
     def run(self, num_cycles: int, until: str = "") -> int:
         """Serve for so many cycles, or until the breaker is in a state; how many it took."""

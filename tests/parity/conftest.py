@@ -5,7 +5,7 @@ import pytest
 from tests.tiny_models import write_tiny_model
 from understudy.assembly import Target, load_target
 from understudy.bench.prompts import Prompt
-from understudy.core.weights import WEIGHT_TYPES
+from understudy.core.weights import WEIGHTS_ON
 from understudy.parity.verify import Targets
 
 TEXTS = (
@@ -25,7 +25,7 @@ PROMPTS = [Prompt("code" if "print" in text else "chat", text=text) for text in 
 def targets(tmp_path_factory: pytest.TempPathFactory) -> Targets:
     """A tiny model that repeats itself often, but not always: drafts are accepted and rejected."""
     folder: Path = write_tiny_model(tmp_path_factory.mktemp("parity") / "tiny", num_hidden_layers=4)
-    loaded = {name: load_target(folder, weights=name, draft="layers:1", num_threads=1) for name in WEIGHT_TYPES}
+    loaded = {name: load_target(folder, weights=name, draft="layers:1", num_threads=1) for name in WEIGHTS_ON["cpu"]}
     return lambda weights, progress: loaded[weights]
 
 

@@ -14,7 +14,7 @@ from understudy.assembly import Target, load_target
 from understudy.config import EngineConfig
 from understudy.core.events import Event, Fallback
 from understudy.core.request import SamplingParams, Speculation
-from understudy.core.weights import WEIGHT_TYPES, WeightType
+from understudy.core.weights import WEIGHTS_ON, WeightType
 from understudy.kernels import cpu_attention
 from understudy.kernels.cpu_int8 import Int8Linear
 from understudy.kernels.cpu_linear import Linear
@@ -66,7 +66,7 @@ def test_windows_are_tested_however_wide_they_are(window: int, tmp_path: Path, m
     assert not loaded(folder)[0].is_row_invariant
 
 
-@pytest.mark.parametrize("weights", WEIGHT_TYPES)
+@pytest.mark.parametrize("weights", WEIGHTS_ON["cpu"])
 def test_a_sound_machine_passes(folder: Path, weights: WeightType) -> None:
     target, events = loaded(folder, weights)
     assert target.is_row_invariant

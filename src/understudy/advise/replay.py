@@ -292,7 +292,13 @@ class _Replay:
             sequence.ledger.add(
                 plain_step_s=plain_s, step_s=self.cost.step_s(load) + asking_s, num_words=len(verdict.words)
             )
-            lane.drafting.settle([sequence], base=base, load=load, forward_s=self.cost.step_s(load))
+            lane.drafting.settle(
+                [sequence],
+                base=base,
+                load=load,
+                forward_s=self.cost.step_s(load),
+                drafting=lane.drafting.take_time(),
+            )
             yield ScoredCycle(
                 context=context,
                 rows=len(proposal.bought),

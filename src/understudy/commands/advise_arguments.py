@@ -10,11 +10,11 @@ from typing import Any
 from understudy.advise.arithmetic import MOST_DEPTH, CycleCost
 from understudy.advise.estimate import Draft, Question
 from understudy.commands.lists import read_concurrencies, read_numbers, read_words
-from understudy.commands.model_arguments import add_model_arguments, check_models, chosen_weights
+from understudy.commands.model_arguments import add_model_arguments, check_models
 from understudy.commands.result import check_writable
 from understudy.config import EngineConfig
 from understudy.core.request import SamplingParams
-from understudy.core.weights import WeightType
+from understudy.core.weights import DeviceChoice, WeightType
 from understudy.errors import ConfigError
 
 DEFAULT_BUDGET_S = 300.0
@@ -41,7 +41,8 @@ class Settings:
     model: str | None
     draft: str | None
     cross_tokenizer: bool
-    weights: WeightType
+    device: DeviceChoice
+    weights: WeightType | None
     threads: int | None
     prompts: str | None
     classes: tuple[str, ...]
@@ -60,6 +61,7 @@ class Settings:
         return EngineConfig(
             draft=self.draft,
             cross_tokenizer=self.cross_tokenizer,
+            device=self.device,
             weights=self.weights,
             num_threads=self.threads,
         )
@@ -151,7 +153,8 @@ def read_settings(arguments: argparse.Namespace) -> Settings:
         model=arguments.model,
         draft=arguments.draft,
         cross_tokenizer=arguments.cross_tokenizer,
-        weights=chosen_weights(arguments),
+        device=arguments.device or "auto",
+        weights=arguments.weights,
         threads=arguments.threads,
         prompts=arguments.prompts,
         classes=tuple(read_words(arguments.classes)),

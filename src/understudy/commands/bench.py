@@ -106,7 +106,7 @@ def _on_engine(settings: Settings, prompts: Sequence[Prompt], trace: Sequence[Tr
 
     console = make_console(stderr=True)
     teller = Teller(console)
-    target = load(settings.model, settings.models, console=console, emit=teller)
+    target = load(settings.model, settings.models, console=console, emit=teller, widen=settings.widen)
     questions, plan = _plan(settings, prompts, trace, encoder(target))
     with Waiting(console, "measuring what a row costs"):
         arms = build_arms(target, [PLAIN, *settings.drafters], plan)

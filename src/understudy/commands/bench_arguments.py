@@ -11,11 +11,12 @@ from typing import Any, Literal
 
 from understudy.commands.api_key import key_from
 from understudy.commands.lists import read_concurrencies, read_numbers, read_words
-from understudy.commands.model_arguments import add_model_arguments, check_drafted, check_models, chosen_weights
+from understudy.commands.model_arguments import add_model_arguments, check_drafted, check_models
 from understudy.commands.result import check_writable
 from understudy.config import DRAFTERS, EngineConfig
 from understudy.core.request import SamplingParams
-from understudy.core.weights import WeightType
+from understudy.core.shapes import SHAPES
+from understudy.core.weights import DeviceChoice, WeightType
 from understudy.errors import ConfigError
 
 DEFAULT_BUDGET_S = 600.0
@@ -27,6 +28,7 @@ _EXAMPLES = """examples:
   understudy bench
   understudy bench --budget 300 --json bench.json --html bench.html
   understudy bench path/to/model --draft path/to/smaller --drafter default --drafter model --concurrency 1,4,8
+  understudy bench --widen 8b --draft twin:0.1
   understudy bench --arrivals poisson --rate 0.5 --classes chat,code
   understudy bench --url http://localhost:8000/v1 --baseline-url http://localhost:8001/v1
 """
@@ -43,9 +45,12 @@ class Settings:
     api_key_env: str | None
     drafters: tuple[str, ...]
     """Names of the arms beside the baseline."""
+    widen: str | None
+    """The name of a shape."""
     draft: str | None
     cross_tokenizer: bool
-    weights: WeightType
+    device: DeviceChoice
+    weights: WeightType | None
     threads: int | None
     prompts: str | None
     classes: tuple[str, ...]
@@ -73,6 +78,7 @@ class Settings:
         return EngineConfig(
             draft=self.draft,
             cross_tokenizer=self.cross_tokenizer,
+            device=self.device,
             weights=self.weights,
             num_threads=self.threads,
         )
@@ -122,6 +128,12 @@ def _add_work(add: Callable[..., Any]) -> None:
 def _add_arms(parser: argparse.ArgumentParser) -> None:
     add = add_model_arguments(parser, positional=True).add_argument
     add("--model", dest="model_name", metavar="M", help="the same as MODEL; with --url the name of the model there")
+    add(
+        "--widen",
+        choices=tuple(SHAPES),
+        metavar="SHAPE",
+        help=f"measure at a larger model's price: MODEL in its shape says the same as before ({', '.join(SHAPES)})",
+    )
     names = ", ".join(("default", *DRAFTERS, "none (plain again, to see what chance does)"))
     add(
         "--drafter",
@@ -157,9 +169,11 @@ def read_settings(arguments: argparse.Namespace) -> Settings:
         plain_by_field=arguments.plain_by_field,
         api_key_env=arguments.api_key_env,
         drafters=_drafters(arguments.drafter or ["default"], arguments.draft),
+        widen=arguments.widen,
         draft=arguments.draft,
         cross_tokenizer=arguments.cross_tokenizer,
-        weights=chosen_weights(arguments),
+        device=arguments.device or "auto",
+        weights=arguments.weights,
         threads=arguments.threads,
         prompts=arguments.prompts,
         classes=tuple(read_words(arguments.classes)),
@@ -198,7 +212,7 @@ def _check_combinations(arguments: argparse.Namespace) -> None:
         other = "--model" if arguments.model_name is not None else "--url"
         raise ConfigError(f"MODEL and {other} contradict each other.", "Give one of the two.")
     with_url = ("baseline_url", "plain_by_field", "api_key_env")
-    without_url = ("drafter", "threads", "weights", "draft", "cross_tokenizer")
+    without_url = ("drafter", "threads", "weights", "device", "widen", "draft", "cross_tokenizer")
     for name in without_url if arguments.url is not None else with_url:
         if getattr(arguments, name):
             option = f"--{name.replace('_', '-')}"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from understudy.config import DEFAULT_DRAFTERS, DRAFTERS, EngineConfig, default_drafters
 from understudy.core.events import EventSink
-from understudy.core.weights import WEIGHT_TYPES, WeightType
+from understudy.core.weights import DEVICE_CHOICES, WEIGHT_TYPES, WEIGHTS_ON
 from understudy.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -20,7 +20,10 @@ _MODEL = f"{_PLACES} (default: the embedded model)"
 
 
 def add_model_arguments(
-    parser: argparse.ArgumentParser, *, positional: bool, weights: str = EngineConfig().weights
+    parser: argparse.ArgumentParser,
+    *,
+    positional: bool,
+    weights: str = f"{WEIGHTS_ON['cpu'][0]}, {WEIGHTS_ON['cuda'][0]} on a GPU",
 ) -> argparse._ArgumentGroup:
     """Declare the models of a command: MODEL, or --model where a prompt stands there. `weights` are the default's."""
     group = parser.add_argument_group("models")
@@ -29,9 +32,11 @@ def add_model_arguments(
         add("model", nargs="?", metavar="MODEL", help=_MODEL)
     else:
         add("--model", metavar="M", help=_MODEL)
-    add("--draft", metavar="M", help=f"a model that drafts: {_PLACES}, or layers:N for the first N layers of MODEL")
+    made = "layers:N for the first N layers of MODEL, or twin:S for MODEL itself with noise S on it (twin:0.1)"
+    add("--draft", metavar="M", help=f"a model that drafts: {_PLACES}, {made}")
     add("--cross-tokenizer", action="store_true", help="allow a draft with another vocabulary; it drafts less well")
     add("--weights", choices=WEIGHT_TYPES, help=f"how weights are held in memory (default: {weights})")
+    add("--device", choices=DEVICE_CHOICES, help="where it is computed (default: auto, a GPU if there is one)")
     add("--threads", type=int, metavar="N", help="CPU threads (default: all cores)")
     return group
 
@@ -56,7 +61,8 @@ def engine_config(arguments: argparse.Namespace) -> EngineConfig:
         drafters=drafters,
         draft=arguments.draft if "model" in drafters else None,
         cross_tokenizer=arguments.cross_tokenizer,
-        weights=chosen_weights(arguments),
+        device=arguments.device or "auto",
+        weights=arguments.weights,
         num_threads=arguments.threads,
     )
 
@@ -73,19 +79,18 @@ def check_drafted(drafters: tuple[str, ...], draft: str | None, *, option: str) 
         raise ConfigError(f"{option} names 'model', but there is no draft model.", "Name one with --draft.")
 
 
-def chosen_weights(arguments: argparse.Namespace) -> WeightType:
-    """The weights that were asked for, or else those that are the default."""
-    chosen: WeightType | None = arguments.weights
-    return EngineConfig().weights if chosen is None else chosen
+def load(
+    model: str | None, config: EngineConfig, *, console: Console, emit: EventSink, widen: str | None = None
+) -> Target:
+    """Load a target, with its draft if the configuration names one, and show that it takes a while.
 
-
-def load(model: str | None, config: EngineConfig, *, console: Console, emit: EventSink) -> Target:
-    """Load a target, with its draft if the configuration names one, and show that it takes a while."""
+    `widen` names a larger shape to put it into.
+    """
     from understudy.assembly import load_configured
     from understudy.terminal import loading
 
-    with loading(console, model) as progress:
-        return load_configured(model, config, emit=emit, progress=progress)
+    with loading(console, model, widen=widen) as progress:
+        return load_configured(model, config, widen=widen, emit=emit, progress=progress)
 
 
 def _drafters(arguments: argparse.Namespace) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from understudy.commands.model_arguments import add_model_arguments, check_drafted, check_models, chosen_weights, load
+from understudy.commands.model_arguments import add_model_arguments, check_drafted, check_models, load
 from understudy.commands.result import check_writable, make_console, write_json
 from understudy.commands.teller import Teller
 from understudy.config import DRAFTERS, EngineConfig, default_drafters
@@ -134,7 +134,8 @@ def _machine(arguments: argparse.Namespace, records: Records, *, emit: EventSink
     config = EngineConfig(
         draft=arguments.draft,
         cross_tokenizer=arguments.cross_tokenizer,
-        weights=chosen_weights(arguments),
+        device=arguments.device or "auto",
+        weights=arguments.weights,
         num_threads=arguments.threads,
     )
     target = load(arguments.model, config, console=console, emit=emit)

@@ -77,7 +77,10 @@ def verify(arguments: argparse.Namespace) -> int:
     console = make_console(stderr=True)
     teller = Teller(console)
     config = EngineConfig(
-        draft=arguments.draft, cross_tokenizer=arguments.cross_tokenizer, num_threads=arguments.threads
+        draft=arguments.draft,
+        cross_tokenizer=arguments.cross_tokenizer,
+        device=arguments.device or "auto",
+        num_threads=arguments.threads,
     )
     targets = _OneTarget(arguments.model, config, teller)
     with loading(console, arguments.model) as progress:
@@ -101,9 +104,11 @@ def own_layers(num_layers: int) -> int:
 
 
 def _settings(arguments: argparse.Namespace) -> list[Setting]:
+    from understudy.assembly import weights_on
     from understudy.parity.settings import by_weights, every_setting, pairwise
 
-    allowed = [setting for setting in every_setting() if arguments.weights in (None, setting.weights)]
+    known = weights_on(arguments.device or "auto", arguments.weights)
+    allowed = [setting for setting in every_setting(known) if arguments.weights in (None, setting.weights)]
     return by_weights(allowed if arguments.full else pairwise(allowed))
 
 

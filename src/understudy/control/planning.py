@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from understudy.control.classes import ClassNames
 from understudy.control.cost import CostModel, Load
@@ -50,14 +51,6 @@ class Prospect:
     num_left: float
     """Words that the sequence is still expected to say: what reading its text is spread over."""
 
-    def added(self, depth: int) -> float:
-        """Words that a draft of this depth is expected to add beyond those that come free."""
-        total, reached = 0.0, 1.0
-        for acceptance in self.acceptance[:depth]:
-            reached *= acceptance
-            total += reached
-        return max(0.0, total - self.free_tokens)
-
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -85,23 +78,32 @@ def plan(
     free = sum(prospect.free_tokens for prospect in prospects)
     free_load = _with_rows(base, round(free), prospects)
     plain = (num_emitting + free) / target.step_s(free_load)
+    most = max((len(prospect.acceptance) for prospect in prospects), default=0)
+    if not most:
+        return Plan()
+    outlooks = [_by_depth(prospect, most, drafter) for prospect in prospects]
     # those who gain most first; a text that is dear to read must not stand before those that are read already
-    losses = [plain * _reading_s(entry, MOST_DEPTH, drafter) - entry.added(MOST_DEPTH) for entry in prospects]
+    losses = [plain * deepest.reading_s - deepest.added for *_, deepest in outlooks]
     order = sorted(range(len(prospects)), key=lambda index: losses[index])
     best, best_speed = Plan(), plain * LEAST_GAIN
-    for count in range(1, len(order) + 1):
-        chosen = [prospects[index] for index in order[:count]]
-        keys = sum(prospect.context for prospect in chosen)
+    plain_s = target.step_s(base)
+    added, reading_s = [0.0] * most, [0.0] * most  # by depth, of all that are chosen so far
+    keys = 0
+    for count, index in enumerate(order, 1):
+        keys += prospects[index].context
         pass_s = drafter.step_s(Load(count, keys, keys))
-        for depth in range(1, max(len(prospect.acceptance) for prospect in chosen) + 1):
-            added = sum(prospect.added(depth) for prospect in chosen)
-            rows = _with_rows(base, count * depth, chosen)
+        for depth, outlook in enumerate(outlooks[index]):
+            added[depth] += outlook.added
+            reading_s[depth] += outlook.reading_s
+        if math.isinf(reading_s[0]):
+            break  # so it is for all who come after: they stand in order of what they lose
+        for depth in range(1, most + 1):
+            rows = Load(base.rows + count * depth, base.keys, base.reads + round(depth * keys))
             verify_s = target.step_s(rows, base)
-            reading_s = sum(_reading_s(prospect, depth, drafter) for prospect in chosen)
-            drafting_s = depth * pass_s + reading_s
-            speed = (num_emitting + free + added) / (verify_s + drafting_s)
+            drafting_s = depth * pass_s + reading_s[depth - 1]
+            speed = (num_emitting + free + added[depth - 1]) / (verify_s + drafting_s)
             if speed > best_speed:
-                row_s = (verify_s - target.step_s(base)) / (count * depth)
+                row_s = (verify_s - plain_s) / (count * depth)
                 best = Plan(tuple(sorted(order[:count])), depth, speed, pass_s / count + row_s, drafting_s)
                 best_speed = speed
     return best
@@ -114,20 +116,34 @@ def asking_s(prospects: Sequence[Prospect], drafter: CostModel) -> float:
     return drafter.step_s(Load(rows, keys, sum(prospect.context * prospect.num_unread for prospect in prospects)))
 
 
-def _reading_s(prospect: Prospect, depth: int, drafter: CostModel) -> float:
-    """What reading the unread part costs beyond a single row, spread over the cycles that it will serve.
+class _Outlook(NamedTuple):
+    """What a draft of one depth comes to for one sequence."""
+
+    added: float
+    """Words, beyond those that come free."""
+    reading_s: float
+    """What reading the unread part costs beyond a single row, spread over the cycles that it will serve."""
+
+
+def _by_depth(prospect: Prospect, most: int, drafter: CostModel) -> list[_Outlook]:
+    """The outlook for each depth from one up to `most`.
 
     Words are said while it is read, in pieces, without a draft: a text that will be over by then is never worth it.
     """
-    context = prospect.context
+    context, free = prospect.context, prospect.free_tokens
     num_pieces = (prospect.num_unread - 1) // MOST_READ_ROWS
-    num_left = prospect.num_left - num_pieces * (1.0 + prospect.free_tokens)
-    if num_left <= 0.0:
-        return math.inf
-    whole = drafter.step_s(Load(prospect.num_unread, context, context * prospect.num_unread))
-    beyond = max(0.0, whole - drafter.step_s(Load(1, context, context)))
-    cycles = max(1.0, num_left / (1.0 + prospect.free_tokens + prospect.added(depth)))
-    return beyond / cycles
+    num_left = prospect.num_left - num_pieces * (1.0 + free)
+    whole_s = drafter.step_s(Load(prospect.num_unread, context, context * prospect.num_unread))
+    beyond_s = max(0.0, whole_s - drafter.step_s(Load(1, context, context))) if num_left > 0.0 else math.inf
+    outlooks: list[_Outlook] = []
+    total, reached = 0.0, 1.0
+    for depth in range(most):
+        reached *= prospect.acceptance[depth] if depth < len(prospect.acceptance) else 0.0
+        total += reached
+        added = max(0.0, total - free)
+        cycles = max(1.0, num_left / (1.0 + free + added))
+        outlooks.append(_Outlook(added, beyond_s / cycles))
+    return outlooks
 
 
 def _with_rows(base: Load, num_rows: int, prospects: Sequence[Prospect]) -> Load:

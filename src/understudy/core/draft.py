@@ -6,8 +6,8 @@ draft is plain decoding, and nothing downstream has a special case for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 ROOT = -1
 """The parent of a first drafted token: the last committed token, whose row every pass computes anyway."""
@@ -51,6 +51,8 @@ class Draft:
 
     def leaves(self) -> list[int]:
         """The nodes without children."""
+        if not self.tokens:
+            return []
         inner = set(self.parents)
         return [node for node in range(len(self.tokens)) if node not in inner]
 
@@ -80,15 +82,29 @@ class Draft:
             tuple(self.sources[node] for node in kept),
         )
 
-    def clipped(self, *, vocab_size: int, max_depth: int, max_rows: int) -> Draft:
-        """Return what can be verified: known tokens within the limits. A bad node takes its subtree along."""
+    def with_words(self, words: Mapping[int, tuple[int, float]]) -> Draft:
+        """Return the draft with true tokens, and confidence, in place of tokens that stand for them."""
+        found = [words.get(token) for token in self.tokens]
+        if not any(found):
+            return self
+        named = [word or (token, sure) for word, token, sure in zip(found, self.tokens, self.confidence, strict=True)]
+        return replace(self, tokens=tuple(t for t, _ in named), confidence=tuple(s for _, s in named))
+
+    def clipped(
+        self, *, vocab_size: int, max_depth: int, max_rows: int, unseen: Collection[int] = frozenset()
+    ) -> Draft:
+        """Return what can be verified: known tokens within the limits. A bad node takes its subtree along.
+
+        `unseen` are numbers that stand for tokens which nobody has seen yet.
+        """
         kept: list[int] = []
         alive: set[int] = {ROOT}
         seen: set[tuple[int, int]] = set()
         depths = self.depths() if is_tree(self) else ()
         for node in range(len(depths)):
             parent, token = self.parents[node], self.tokens[node]
-            fits = len(kept) < max_rows and depths[node] <= max_depth and 0 <= token < vocab_size
+            is_known = 0 <= token < vocab_size or token in unseen
+            fits = len(kept) < max_rows and depths[node] <= max_depth and is_known
             if fits and parent in alive and (parent, token) not in seen:
                 kept.append(node)
                 alive.add(node)

@@ -80,6 +80,19 @@ class PricedDrafter(Drafter, Protocol):
         """Tokens of the text that it has to read before its first guess; at least one."""
 
 
+class AheadDrafter(Drafter, Protocol):
+    """A drafter whose last guesses are on a device when it answers: it names the places where they will be."""
+
+    unseen: frozenset[int]
+    """The numbers that stand for words in its last answer: -1 - place, see `kernels.interface.Passes`."""
+
+    ready_s: float
+    """When its last guesses are expected to be there, by the clock."""
+
+    def take_words(self) -> dict[int, tuple[int, float]]:
+        """The words that they stand for, and how sure each is; empty if there are none to tell."""
+
+
 class ScoutingDrafter(Drafter, Protocol):
     """A drafter that learns from rows of its own in the target's pass, which are never part of the text."""
 

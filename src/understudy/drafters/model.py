@@ -47,7 +47,7 @@ _LEAST_WEIGHT = 1e-4
 
 
 @dataclass(slots=True, eq=False)
-class _Text:
+class Text:
     """What the draft model knows of one sequence."""
 
     cache: SequenceCache
@@ -57,6 +57,17 @@ class _Text:
     """Tokens of the target's text that `ids` spells."""
     computed: list[int] = field(default_factory=list)
     """The ids whose keys and values lie in the cache, guesses included."""
+    num_agreed: int = 0
+    """How many of them, from the front, were found to be those of the text."""
+
+    def agreement(self) -> int:
+        """How many ids at the beginning of its cache are those of the text as it came out."""
+        count = min(len(self.computed), len(self.ids))
+        agreed = min(self.num_agreed, count)
+        while agreed < count and self.computed[agreed] == self.ids[agreed]:
+            agreed += 1
+        self.num_agreed = agreed
+        return agreed
 
 
 class ModelDrafter:
@@ -71,8 +82,8 @@ class ModelDrafter:
         self._max_positions = runner.decoder.config.max_positions
         self._pool = BlockPool(runner.num_blocks)
         self._prefix = PrefixCache(self._pool, runner.page_tokens)
-        self._texts: OrderedDict[int, _Text] = OrderedDict()  # by sequence id, the least recently drafted first
-        self._batch: list[_Text] = []  # those of the present call: nobody takes their blocks
+        self._texts: OrderedDict[int, Text] = OrderedDict()  # by sequence id, the least recently drafted first
+        self._batch: list[Text] = []  # those of the present call: nobody takes their blocks
         self._draft_ids = np.flatnonzero(vocabulary.target_ids >= 0)  # what the target could say, in draft ids
         self._target_ids = vocabulary.target_ids[self._draft_ids].astype(np.int64)  # and in its own
         count = len(self._draft_ids)
@@ -94,7 +105,7 @@ class ModelDrafter:
         if text is None:
             return len(context.tokens)
         self._translate(text, context)
-        return max(1, len(text.ids) - _agreement(text))
+        return max(1, len(text.ids) - text.agreement())
 
     def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
         """Return one chain for each context; none for a text that is still being read."""
@@ -117,27 +128,27 @@ class ModelDrafter:
     def _chain(self, tokens: list[int], confidence: list[float]) -> Draft:
         return Draft.chain(tokens, confidence=confidence, source=self.name) if tokens else EMPTY
 
-    def _caught_up(self, context: Context) -> _Text:
+    def _caught_up(self, context: Context) -> Text:
         """The sequence's text, brought to what was said: guesses that were wrong are forgotten."""
         text = self._texts.get(context.sequence_id)
         if text is None:
             cache = SequenceCache(self._pool, self._runner.page_tokens, self._prefix, context.tenant)
-            text = self._texts[context.sequence_id] = _Text(cache)
+            text = self._texts[context.sequence_id] = Text(cache)
         self._texts.move_to_end(context.sequence_id)
         self._translate(text, context)
         if not text.cache.blocks:
             text.computed = text.ids[: text.cache.adopt_prefix(text.ids)]
-        text.cache.length = min(_agreement(text), max(0, len(text.ids) - 1))
-        text.computed = text.computed[: text.cache.length]
+        text.cache.length = min(text.agreement(), max(0, len(text.ids) - 1))
+        del text.computed[text.cache.length :]
         return text
 
-    def _translate(self, text: _Text, context: Context) -> None:
+    def _translate(self, text: Text, context: Context) -> None:
         """Spell the words that came since the last look in the draft's ids."""
         for token in context.tokens[text.num_translated :]:
             text.ids.extend(self._vocabulary.to_draft(token))
         text.num_translated = len(context.tokens)
 
-    def _read(self, texts: Sequence[_Text], wanted: Sequence[bool]) -> dict[int, Floats]:
+    def _read(self, texts: Sequence[Text], wanted: Sequence[bool]) -> dict[int, Floats]:
         """Read what is unread, as far as the rows of a cycle go; return the logits of texts that are read up."""
         room = MOST_READ_ROWS
         works: dict[int, Work] = {}
@@ -158,7 +169,7 @@ class ModelDrafter:
             index: found[0] for (index, work), found in zip(works.items(), logits, strict=True) if work.wants_logits
         }
 
-    def _step(self, guesses: dict[int, tuple[_Text, int]]) -> dict[int, Floats]:
+    def _step(self, guesses: dict[int, tuple[Text, int]]) -> dict[int, Floats]:
         """One pass over the last guess of each text; return the logits that follow it."""
         works: dict[int, Work] = {}
         for index, (text, draft_id) in guesses.items():
@@ -181,7 +192,7 @@ class ModelDrafter:
         self.cost.observe(load, time.perf_counter() - started)
         return logits
 
-    def _reserve(self, text: _Text, num_rows: int) -> bool:
+    def _reserve(self, text: Text, num_rows: int) -> bool:
         """Make room; the texts that were not drafted for longest give theirs up, and will be read again."""
         while not text.cache.reserve(num_rows):
             others = (other for other in self._texts.values() if other.cache.blocks and other not in self._batch)
@@ -189,7 +200,7 @@ class ModelDrafter:
             if idle is None:
                 return False
             idle.cache.release()
-            idle.computed = []
+            idle.computed, idle.num_agreed = [], 0
         return True
 
     def _guess(self, context: Context, logits: Floats, tokens: list[int], confidence: list[float]) -> int:
@@ -221,12 +232,3 @@ def guess(scores: Floats, ids: NDArray[np.int64], context: Context, *, position:
         return int(racing[winner]), 1.0
     first, second = np.partition(totals, -2)[[-1, -2]]
     return int(racing[winner]), 1.0 - math.exp(-(float(first) - float(second)))
-
-
-def _agreement(text: _Text) -> int:
-    """How many ids at the beginning of its cache are those of the text as it came out."""
-    held, said = text.computed, text.ids
-    count = min(len(held), len(said))
-    if held[:count] == said[:count]:
-        return count
-    return next(index for index in range(count) if held[index] != said[index])

@@ -23,7 +23,7 @@ from understudy.control.cost import CostModel, Load
 from understudy.core.draft import EMPTY, Draft, is_tree, is_well_typed
 from understudy.core.events import Decided, EventSink, Fallback
 from understudy.core.switches import Switches
-from understudy.drafters.base import Budget, Context, Drafter, PricedDrafter, RareDrafter
+from understudy.drafters.base import AheadDrafter, Budget, Context, Drafter, PricedDrafter, RareDrafter
 from understudy.engine.pricing import Pricing
 from understudy.engine.sequence import Sequence
 
@@ -46,6 +46,8 @@ class Answers:
     """By drafter and class, without what went into reading."""
     reading_s: float = 0.0
     """What is read once serves many cycles."""
+    ready_s: float = 0.0
+    """When the last guess is expected to be there, by the clock, if nobody waited for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,7 @@ class Asking:
         self._vocab_size = vocab_size
         self._emit = emit
         self._clock = clock
+        self._ahead = [cast(AheadDrafter, drafter) for drafter in drafters if hasattr(drafter, "take_words")]
         self._rare = {drafter.name: cast(RareDrafter, drafter) for drafter in drafters if hasattr(drafter, "concerns")}
         self._concerned: dict[int, frozenset[str]] = {}  # by sequence id, where there are any: rare drafters
         self._next_id = 0
@@ -149,7 +152,8 @@ class Asking:
             before = [answers.drafts[i] for i in allowed]
             started = self._clock()
             found = self._ask(drafter, group, limits, before, controller, pricing, base, num_emitting)
-            seconds = self._clock() - started
+            answers.ready_s = max(answers.ready_s, getattr(drafter, "ready_s", 0.0))
+            seconds = max(self._clock(), answers.ready_s) - started
             asked_for = [group[i] for i in found.asked] or group  # who was weighed and left out pays for nothing else
             reading_s = _reading_s(drafter, found.drafts, seconds, base) if found.is_reading else 0.0
             answers.reading_s += reading_s
@@ -225,11 +229,20 @@ class Asking:
         self._records[drafter.name].num_failures = 0
         drafts = [EMPTY] * len(sequences)
         for index, draft in zip(asked, answer, strict=True):
-            drafts[index] = self._clipped(draft, budgets[index])
+            drafts[index] = draft.clipped(
+                vocab_size=self._vocab_size,
+                max_depth=budgets[index].max_depth,
+                max_rows=budgets[index].max_rows,
+                unseen=getattr(drafter, "unseen", frozenset()),
+            )
         return _Found(drafts, asked, is_reading)
 
-    def _clipped(self, draft: Draft, budget: Budget) -> Draft:
-        return draft.clipped(vocab_size=self._vocab_size, max_depth=budget.max_depth, max_rows=budget.max_rows)
+    def take_words(self) -> dict[int, tuple[int, float]]:
+        """The words, and how sure they are, of all numbers that drafters named in their place."""
+        words: dict[int, tuple[int, float]] = {}
+        for drafter in self._ahead:
+            words |= self.guard(drafter, drafter.take_words) or {}
+        return words
 
     def guard(self, drafter: Drafter, call: Callable[[], Answer]) -> Answer | None:
         """Run one call of a drafter; its failure is an event and nothing more."""

@@ -8,9 +8,9 @@ control plane (control/controller.py) says who may be asked, and is told what ca
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from understudy.control.breaker import Tally
 from understudy.control.choosing import BELIEVED
@@ -50,6 +50,28 @@ class Proposal:
     scouts: Draft = EMPTY
     """Rows that a drafter learns from. They are no draft: whatever they say, they are forgotten after the pass."""
 
+    def has_rows(self) -> bool:
+        """Whether anything is computed for it."""
+        return bool(self.bought.tokens or self.scouts.tokens)
+
+    def with_words(self, words: Mapping[int, tuple[int, float]]) -> Proposal:
+        """The same with what was named ahead in its place."""
+        bought = self.bought.with_words(words)
+        drafts = tuple(bought if draft is self.bought else draft.with_words(words) for draft in self.drafts)
+        return Proposal(drafts, bought, self.scouts)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftingTime:
+    """What proposing took in one step."""
+
+    spent_s: float = 0.0
+    """In all."""
+    asked_s: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Of that, asking, by drafter and class, without what was read."""
+    ready_s: float = 0.0
+    """When the last guess is expected to be there, by the clock, if nobody waited for it."""
+
 
 class Drafting:
     """Asks every drafter, and buys what pays."""
@@ -86,7 +108,7 @@ class Drafting:
             exempt=self._asking.rare,
             emit=emit,
         )
-        self._seconds: dict[str, dict[str, float]] = {}  # what asking took in this step, by drafter and class
+        self._time = DraftingTime()
         self._left_s: dict[str, float] = {}  # reading of texts that ended before it was written down, by class
         self.switches = ALL_ON
         """May be replaced between two steps; the next one obeys."""
@@ -118,21 +140,41 @@ class Drafting:
         self._left_s[name] = self._left_s.get(name, 0.0) + sequence.unpaid_s
         sequence.unpaid_s = 0.0
 
-    def propose(
-        self, sequences: Items[Sequence], base: Load, *, max_rows: int, num_emitting: int
-    ) -> tuple[list[Proposal], str]:
-        """Return a proposal for each sequence, and the reason for what was bought; see `choose` for the numbers."""
-        self._seconds = {}
-        if not self._asking.names or max_rows <= 0:
-            return [Proposal()] * len(sequences), "no drafter" if not self._asking.names else "no row is left"
+    def reason_to_rest(self, sequences: Items[Sequence]) -> str:
+        """Why no drafter is asked in the next step; empty if they are. To be asked once for each step."""
+        if not self._asking.names:
+            return "no drafter"
         if not sequences:
-            return [], "nothing is drafted beside a prompt"
-        budgets = [_budget(sequence, self.switches, len(sequences)) for sequence in sequences]
-        kind = self._kind(sequences)
-        reason = self._reason_not_to_ask(sequences, budgets, kind)
+            return "nothing is drafted beside a prompt"
+        if not any(reaches(_budget(sequence, self.switches, len(sequences))) for sequence in sequences):
+            return "speculation is off for every sequence of this step"
+        if any(sequence.request.speculation.forced for sequence in sequences):
+            return ""
+        reason = self.controller.begin([sequence.sequence_id for sequence in sequences])
+        if reason:
+            return reason
+        return "" if self._worth.asks(self._kind(sequences)) else "asking does not pay for its time at present"
+
+    def propose(
+        self,
+        sequences: Items[Sequence],
+        base: Load,
+        *,
+        max_rows: int,
+        num_emitting: int,
+        has_to_ask: bool = False,
+    ) -> tuple[list[Proposal], str]:
+        """Return a proposal for each sequence, and the reason for what was bought; see `choose` for the numbers.
+
+        `has_to_ask`: it is known already that there is no reason to rest in this step.
+        """
+        reason = "" if has_to_ask and sequences else self.reason_to_rest(sequences)
+        if not reason and max_rows <= 0:
+            reason = "no row is left"
         if reason:
             return [Proposal()] * len(sequences), reason
         started = self._clock()
+        budgets = [_budget(sequence, self.switches, len(sequences)) for sequence in sequences]
         answers = self._asking.ask_all(
             sequences,
             budgets,
@@ -144,7 +186,7 @@ class Drafting:
         )
         merged = [self._merged(*item) for item in zip(sequences, answers.drafts, budgets, strict=True)]
         trees = [tree for tree, _ in merged]
-        spent_s = self._clock() - started - answers.reading_s
+        spent_s = max(self._clock(), answers.ready_s) - started - answers.reading_s
         plain_s = self._cost.step_s(base)
         offers = StatedOffers(
             drafts=trees,
@@ -153,11 +195,11 @@ class Drafting:
             rooms_s=[sequence.ledger.room_s(plain_s) for sequence in sequences],
             forced=[sequence.request.speculation.forced for sequence in sequences],
         )
-        self._keep_seconds(answers, spent_s)
+        asked_s = _with_choosing(answers, spent_s)
         decision, refusal = self._buy(
-            sequences, offers, base, max_rows=max_rows, num_emitting=num_emitting, spent_s=spent_s
+            sequences, offers, base, max_rows=max_rows, num_emitting=num_emitting, spent_s=spent_s, asked_s=asked_s
         )
-        self._worth.observe(kind, saved=1.0 - 1.0 / decision.gain, spent=spent_s / self._cost.step_s(base))
+        self._weigh(sequences, decision, spent_s / plain_s, was_offered=any(map(len, trees)))
         bought = [tree.keep(nodes) for tree, nodes in zip(trees, decision.nodes, strict=True)]
         scouts = self._scouting.choose(
             sequences,
@@ -169,29 +211,29 @@ class Drafting:
             permits=lambda name, seconds: self.controller.permits_asking({name: 1}, seconds),
         )
         proposals = [Proposal(tuple(answers.drafts[i]), bought[i], scouts[i]) for i in range(len(sequences))]
+        ended = max(self._clock(), answers.ready_s)
+        self._time = DraftingTime(ended - started, asked_s, answers.ready_s)
         return proposals, f"{decision.reason}{refusal}"
 
-    def _keep_seconds(self, answers: Answers, spent_s: float) -> None:
-        """Remember what asking took; merging and choosing are shared by all who were asked."""
-        asked_s = sum(sum(seconds.values()) for seconds in answers.seconds.values())
-        factor = max(1.0, spent_s / asked_s) if asked_s > 0.0 else 1.0
-        self._seconds = {
-            drafter: {name: factor * one_s for name, one_s in seconds.items()}
-            for drafter, seconds in answers.seconds.items()
-        }
+    def _weigh(self, sequences: Items[Sequence], decision: Decision, spent: float, *, was_offered: bool) -> None:
+        """Learn whether asking pays for its time.
 
-    def _reason_not_to_ask(self, sequences: Items[Sequence], budgets: Items[Budget], kind: str) -> str:
-        """Why no drafter is asked in this step; empty if they are."""
-        if not any(map(reaches, budgets)):
-            return "speculation is off for every sequence of this step"
-        if any(sequence.request.speculation.forced for sequence in sequences):
-            return ""
-        reason = self.controller.begin([sequence.sequence_id for sequence in sequences])
-        if reason:
-            return reason
-        if self._asking.are_free and not self._worth.asks(kind):
-            return "asking does not pay for its time at present"
-        return ""
+        Passes of a draft model are for the ledgers; what is weighed here is the time it took to find that none pays.
+        """
+        if self._asking.are_free or not was_offered:
+            self._worth.observe(self._kind(sequences), saved=1.0 - 1.0 / decision.gain, spent=spent)
+        elif any(decision.nodes):
+            self._worth.observe(self._kind(sequences), saved=1.0 - 1.0 / decision.gain, spent=0.0)
+
+    def take_time(self) -> DraftingTime:
+        """What proposing took since the last call."""
+        time, self._time = self._time, DraftingTime()
+        return time
+
+    def seen(self, proposals: list[Proposal]) -> list[Proposal]:
+        """The proposals with the words that drafters had named before anybody saw them."""
+        words = self._asking.take_words()
+        return [proposal.with_words(words) for proposal in proposals] if words else proposals
 
     def _kind(self, sequences: Items[Sequence]) -> str:
         """The kind of a step, by which it is learned whether asking pays: that differs where rare drafters speak."""
@@ -209,13 +251,14 @@ class Drafting:
         max_rows: int,
         num_emitting: int,
         spent_s: float,
+        asked_s: Mapping[str, Mapping[str, float]],
     ) -> tuple[Decision, str]:
         """Choose the rows that pay, and for which the ledgers have room; also tells whom these refused."""
         refused: set[str] = set()
-        asked_s: dict[str, float] = {}
-        for seconds in self._seconds.values():
+        by_name: dict[str, float] = {}
+        for seconds in asked_s.values():
             for name, one_s in seconds.items():
-                asked_s[name] = asked_s.get(name, 0.0) + one_s
+                by_name[name] = by_name.get(name, 0.0) + one_s
         while True:
             decision = decide(
                 offers, base, self._cost, self.stats, max_rows=max_rows, num_emitting=num_emitting, spent_s=spent_s
@@ -223,7 +266,7 @@ class Drafting:
             rows = _rows_by_class(sequences, decision)
             if not rows:
                 break
-            now_refused = self.controller.refused(rows, base, _load(sequences, decision, base), asked_s)
+            now_refused = self.controller.refused(rows, base, _load(sequences, decision, base), by_name)
             if not now_refused:
                 break
             refused |= now_refused
@@ -269,9 +312,14 @@ class Drafting:
         subject = f"{sequence.request.workload_class}, request {sequence.request.request_id}"
         self._emit(Decided("health", subject, f"sudden {alarm.kind}", reason))
 
-    def settle(self, sequences: Items[Sequence], *, base: Load, load: Load, forward_s: float) -> None:
+    def forget_step(self) -> None:
+        """Write nothing of a step into the ledgers: what it took says nothing of those to come."""
+        self.controller.forget_step()
+
+    def settle(
+        self, sequences: Items[Sequence], *, base: Load, load: Load, forward_s: float, drafting: DraftingTime
+    ) -> None:
         """Write a step into the ledgers: `sequences` spoke in it, `base` is what it computed without drafts."""
-        seconds, self._seconds = self._seconds, {}
         if any(sequence.request.speculation.forced for sequence in sequences):  # a proof, whatever it costs
             self.controller.forget_step()
             return
@@ -282,8 +330,8 @@ class Drafting:
                 sequence.unpaid_s -= part_s
                 name = sequence.request.workload_class
                 paid[name] = paid.get(name, 0.0) + part_s
-        seconds[READING] = paid
         texts = by_class(sequence.request.workload_class for sequence in sequences)
+        seconds = {**drafting.asked_s, READING: paid}
         self.controller.settle(texts, base=base, load=load, forward_s=forward_s, drafting_s=seconds)
 
     def learn(self, sequence: Sequence, words: Callable[[], list[int]]) -> None:
@@ -311,6 +359,16 @@ class Drafting:
     def _calibrated(self, sequence: Sequence, draft: Draft) -> Draft:
         request = sequence.request
         return self.stats.calibrated(request.workload_class, draft, temperature=request.sampling.temperature)
+
+
+def _with_choosing(answers: Answers, spent_s: float) -> dict[str, dict[str, float]]:
+    """What asking took, by drafter and class; merging and choosing are shared by all who were asked."""
+    asked_s = sum(sum(seconds.values()) for seconds in answers.seconds.values())
+    factor = max(1.0, spent_s / asked_s) if asked_s > 0.0 else 1.0
+    return {
+        drafter: {name: factor * one_s for name, one_s in seconds.items()}
+        for drafter, seconds in answers.seconds.items()
+    }
 
 
 def _bought(draft: Draft, path: Items[int]) -> dict[str, Tally]:

@@ -17,14 +17,11 @@ from collections.abc import Callable
 from collections.abc import Sequence as Items
 from functools import cached_property
 
-import numpy as np
-from numpy.typing import NDArray
-
 from understudy.config import EngineConfig
-from understudy.control.cost import CostModel, Load
+from understudy.control.cost import CostModel
 from understudy.core.control import ControlView, Learned
 from understudy.core.draft import EMPTY
-from understudy.core.events import Cycle, EventSink, Preempted, ignore
+from understudy.core.events import EventSink, Preempted, ignore
 from understudy.core.request import Output, Request
 from understudy.core.switches import Switches
 from understudy.drafters.base import Drafter
@@ -32,18 +29,17 @@ from understudy.engine.drafting import Drafting, Proposal
 from understudy.engine.refusal import check_request
 from understudy.engine.scheduler import Scheduler, Share
 from understudy.engine.sequence import Sequence
+from understudy.engine.underway import Underway, load_of, work_of
 from understudy.errors import InvalidRequest
 from understudy.kv.pool import BlockPool
 from understudy.kv.prefix import PrefixCache
 from understudy.kv.sequence import SequenceCache
 from understudy.runtime.inputs import Work
-from understudy.runtime.runner import Runner
+from understudy.runtime.runner import Answer, Runner
 from understudy.sampling.grammar import GrammarCompiler, GrammarError, GrammarState
 from understudy.sampling.verify import Verdict, walk
 from understudy.text.detokenize import Detokenizer
 from understudy.text.tokenizer import Tokenizer
-
-Floats = NDArray[np.float32]
 
 _WORD_WEIGHT = 0.05
 
@@ -88,6 +84,11 @@ class Engine:
             max_sequences=self.config.max_sequences,
             on_preempt=lambda sequence: emit(Preempted(sequence.request.request_id, sequence.choice)),
         )
+        self._underway: Underway | None = None
+        self._num_firsts = runner.num_firsts
+        self._has_to_ask = False  # it was found already that drafters are asked in the next step
+        self._forward_s = 0.0  # what the last pass took
+        self._landed_s = 0.0  # when it was there
         self._word_s = 0.0
         self._ids = itertools.count()
         self._live: dict[str, list[Sequence]] = {}
@@ -144,31 +145,88 @@ class Engine:
         self._aborted.extend(self._live.get(request_id, ()))
 
     def step(self) -> list[Output]:
-        """Compute one pass and return what each sequence said."""
-        started = self._clock()
+        """Land one pass and return what each sequence said in it.
+
+        A device that draws words by itself computes the next pass while this one is told of.
+        """
         outputs = self.end_aborted()
-        shares = self._scheduler.plan()
-        if not shares:
+        underway = self._underway or self._begin()
+        if underway is None:
             return outputs
-        proposals, reason, drafting_s = self._draft(shares)
-        drafted = self._clock()
-        works = [_work(share, proposal) for share, proposal in zip(shares, proposals, strict=True)]
-        logits = self._runner.forward(works)
-        forwarded = self._clock()
-        logits = [self._score(*item) for item in zip(shares, works, logits, strict=True)]
-        verdicts = [self._verify(*item) for item in zip(shares, proposals, logits, strict=True)]
-        self._time_words(sum(len(verdict.words) for verdict in verdicts), self._clock() - forwarded)
-        load, plain = _load(shares, proposals), _load(shares, [Proposal()] * len(shares))  # before lengths move
-        for share, proposal, verdict, rows in zip(shares, proposals, verdicts, logits, strict=True):
-            self._learn(share, proposal, rows)
-            self._commit(share, proposal, verdict)
+        following = self._begin_ahead(underway)
+        verdicts = self._land(underway)
+        if following is None and self._runner.draws:
+            following = self._begin()
+        self._underway = following
+        self._observe(underway, verdicts)
+        for share, verdict in zip(underway.shares, verdicts, strict=True):
             if verdict.words or verdict.cut:
                 outputs.append(share.sequence.take_output())
+        cycle = underway.cycle(verdicts, forward_s=self._forward_s, sample_s=self._clock() - self._landed_s)
+        self._emit(cycle)
+        return outputs
+
+    def _begin(self) -> Underway | None:
+        """Choose, draft and launch a pass, if there is anything to compute."""
+        started = self._clock()
+        shares = self._scheduler.plan()
+        if not shares:
+            return None
+        proposals, reason = self._draft(shares)
+        return self._launch(shares, proposals, reason, started_s=started)
+
+    def _begin_ahead(self, underway: Underway) -> Underway | None:
+        """Begin the next pass before the words of this one are seen, where nobody must look at them first."""
+        if not self._runner.draws or not underway.is_plain:
+            return None
+        speaking = [share.sequence for share in underway.shares if share.reaches_end]
+        if any(sequence.dice is None for sequence in speaking):
+            return None
+        reason = self._drafting.reason_to_rest([s for s in speaking if s.finish_reason is None])
+        if not reason:
+            self._has_to_ask = True
+            return None
+        started = self._clock()
+        underway.count_on_words(self._runner.first_place)
+        shares = self._scheduler.plan()
+        return self._launch(shares, [Proposal()] * len(shares), reason, started_s=started) if shares else None
+
+    def _launch(self, shares: list[Share], proposals: list[Proposal], reason: str, *, started_s: float) -> Underway:
+        launched = self._clock()
+        works = [work_of(share, proposal) for share, proposal in zip(shares, proposals, strict=True)]
+        plain = load_of(shares, [])
+        load = load_of(shares, proposals) if any(map(Proposal.has_rows, proposals)) else plain
+        flight = self._runner.launch(works)
+        drafting = self._drafting.take_time()
+        num_firsts, self._num_firsts = self._num_firsts, self._runner.num_firsts
+        return Underway(
+            shares, proposals, works, flight, reason, load, plain, started_s, drafting, launched, num_firsts
+        )
+
+    def _land(self, underway: Underway) -> list[Verdict]:
+        """Wait for a pass; verify and commit."""
+        answers = underway.flight.land()
+        landed = self._clock()
+        underway.proposals = self._drafting.seen(underway.proposals)
+        shares, proposals = underway.shares, underway.proposals
+        self._forward_s = landed - max(underway.launched_s, self._landed_s, min(underway.drafting.ready_s, landed))
+        self._landed_s = landed
+        is_over = [share.sequence.finish_reason is not None for share in shares]  # while this pass was on its way
+        answers = [self._score(*item) for item in zip(shares, underway.works, answers, strict=True)]
+        verdicts = [
+            Verdict(proposal.bought) if over else self._verify(share, proposal, answer)
+            for share, proposal, answer, over in zip(shares, proposals, answers, is_over, strict=True)
+        ]
+        self._time_words(sum(len(verdict.words) for verdict in verdicts), self._clock() - landed)
+        for share, proposal, verdict, answer, over in zip(shares, proposals, verdicts, answers, is_over, strict=True):
+            share.sequence.unseen = None
+            if over:
+                continue
+            self._learn(share, proposal, answer)
+            self._commit(share, verdict, is_committed=underway.is_counted_on)
             if share.sequence.finish_reason is not None:
                 self._remove(share.sequence)
-        self._settle(shares, verdicts, plain=plain, load=load, drafting_s=drafting_s, forward_s=forwarded - drafted)
-        self._emit(_cycle(proposals, verdicts, load, reason, (started, drafted, forwarded, self._clock())))
-        return outputs
+        return verdicts
 
     def check(self) -> None:
         """Compare the blocks' reference counts with those who hold them. For tests, and when idle."""
@@ -205,25 +263,25 @@ class Engine:
         """Blocks that could be handed out now."""
         return self._pool.num_available
 
-    def _draft(self, shares: Items[Share]) -> tuple[list[Proposal], str, float]:
+    def _draft(self, shares: Items[Share]) -> tuple[list[Proposal], str]:
         """Ask for drafts where the next word can be drawn and one was drawn before, and make room for them.
 
-        Also tells why, and how long asking took.
+        Also tells why.
 
         Beside a prompt nothing is drafted: a first word takes as long as it takes plainly.
         """
         ready = [i for i, share in enumerate(shares) if share.reaches_end and share.sequence.num_generated]
         if any(not share.sequence.num_generated for share in shares):  # its reader waits: nobody makes this step longer
             ready = [i for i in ready if shares[i].sequence.request.speculation.forced]
-        base = _load(shares, [Proposal()] * len(shares))
-        started = self._clock()
+        base = load_of(shares, [])
         found, reason = self._drafting.propose(
             [shares[i].sequence for i in ready],
             base,
             max_rows=self.config.max_rows_per_step - base.rows,
             num_emitting=sum(share.reaches_end for share in shares),
+            has_to_ask=self._has_to_ask,
         )
-        drafting_s = self._clock() - started
+        self._has_to_ask = False
         proposals = [Proposal()] * len(shares)
         for index, proposal in zip(ready, found, strict=True):
             share = shares[index]
@@ -232,24 +290,26 @@ class Engine:
                 proposals[index] = proposal
             else:  # the rows that only teach go first
                 proposals[index] = Proposal(proposal.drafts, proposal.bought if cache.reserve(num_rows) else EMPTY)
-        return proposals, reason, drafting_s
+        return proposals, reason
 
-    def _score(self, share: Share, work: Work, logits: Floats) -> Floats:
+    def _score(self, share: Share, work: Work, answer: Answer) -> Answer:
         """Let the scored rows tell the log probabilities of the prompt; return the rows that words are drawn from."""
+        if answer.logits is None or not len(work.scored) or share.sequence.finish_reason is not None:
+            return answer
         try:
-            share.sequence.score(logits[: len(work.scored)])
+            share.sequence.score(answer.logits[: len(work.scored)])
         except FloatingPointError as error:
             share.sequence.end("error", str(error))
-        return logits[len(work.scored) :]
+        return Answer(answer.logits[len(work.scored) :])
 
-    def _verify(self, share: Share, proposal: Proposal, logits: Floats) -> Verdict:
+    def _verify(self, share: Share, proposal: Proposal, answer: Answer) -> Verdict:
         """Let the target speak along the draft until it leaves it or a stop condition holds."""
         sequence = share.sequence
         verdict = Verdict(proposal.bought, cut=sequence.finish_reason is not None)
         if not share.reaches_end or verdict.cut:
             return verdict
         try:
-            for word in walk(proposal.bought, lambda row: sequence.draw(logits[row])):
+            for word in walk(proposal.bought, lambda row: sequence.draw(answer, row)):
                 verdict.words.append(word)
                 if not sequence.append(word.token, verdict.source(word)):
                     verdict.cut = True
@@ -259,48 +319,61 @@ class Engine:
             sequence.end("error", str(error))
         return verdict
 
-    def _learn(self, share: Share, proposal: Proposal, logits: Floats) -> None:
+    def _learn(self, share: Share, proposal: Proposal, answer: Answer) -> None:
         """Let the scouting drafter see what the target would say after its rows."""
         sequence, scouts = share.sequence, proposal.scouts
         if not len(scouts) or sequence.finish_reason is not None:
             return
         depths = scouts.depths()
         first = sequence.cache.length + share.num_known  # the position of a node of depth 1
-        rows = logits[1 + len(proposal.bought) :]
+        first_row = 1 + len(proposal.bought)
         self._drafting.learn(
             sequence,
             lambda: [
-                sequence.foresee(row, first + depths[leaf]) for row, leaf in zip(rows, scouts.leaves(), strict=True)
+                sequence.foresee(answer, first_row + index, first + depths[leaf])
+                for index, leaf in enumerate(scouts.leaves())
             ],
         )
 
-    def _commit(self, share: Share, proposal: Proposal, verdict: Verdict) -> None:
+    def _commit(self, share: Share, verdict: Verdict, *, is_committed: bool) -> None:
         """Move the cache forward over the accepted rows. The last word has no row yet: it leads the next step."""
         sequence, path = share.sequence, verdict.path
-        self._runner.move(*sequence.cache.keep(share.num_known, path))
-        sequence.cache.commit(share.num_known + len(path), sequence.tokens)
-        self._drafting.observe(sequence, proposal, [word.token for word in verdict.words], path)
-        verdict.count(sequence.counts, proposal.drafts)
+        if not is_committed:
+            self._runner.move(*sequence.cache.keep(share.num_known, path))
+            sequence.cache.commit(share.num_known + len(path), sequence.tokens)
 
-    def _settle(
-        self,
-        shares: Items[Share],
-        verdicts: Items[Verdict],
-        *,
-        plain: Load,
-        load: Load,
-        drafting_s: float,
-        forward_s: float,
-    ) -> None:
+    def _observe(self, underway: Underway, verdicts: Items[Verdict]) -> None:
+        """Learn how good the guesses were and what they cost, unless something was done for the first time."""
+        has_drafters = bool(self._drafting.names)
+        for share, proposal, verdict in zip(underway.shares, underway.proposals, verdicts, strict=True):
+            verdict.count(share.sequence.counts, proposal.drafts)
+            if verdict.words and has_drafters:
+                words = [word.token for word in verdict.words]
+                self._drafting.observe(share.sequence, proposal, words, verdict.path)
+        if not has_drafters:
+            return
+        if self._runner.num_firsts == underway.num_firsts:
+            self._settle(underway, verdicts)
+        else:
+            self._drafting.forget_step()
+
+    def _settle(self, underway: Underway, verdicts: Items[Verdict]) -> None:
         """Write into the ledgers what the words took, and what they would have taken plainly."""
-        plain_s, step_s = self.cost.step_s(plain), self.cost.step_s(load, plain) + drafting_s
-        spoke = [(share, verdict) for share, verdict in zip(shares, verdicts, strict=True) if verdict.words]
+        load, plain, forward_s = underway.load, underway.plain, self._forward_s
+        plain_s, step_s = self.cost.step_s(plain), self.cost.step_s(load, plain) + underway.drafting.spent_s
+        spoke = [(share, verdict) for share, verdict in zip(underway.shares, verdicts, strict=True) if verdict.words]
         num_more = sum(len(verdict.words) - 1 for _, verdict in spoke)
         for share, verdict in spoke:
             # everybody waits while the words that others gained are drawn, too; its own are drawn plainly as well
             others_s = self._word_s * (num_more - (len(verdict.words) - 1))
             share.sequence.ledger.add(plain_step_s=plain_s, step_s=step_s + others_s, num_words=len(verdict.words))
-        self._drafting.settle([share.sequence for share, _ in spoke], base=plain, load=load, forward_s=forward_s)
+        self._drafting.settle(
+            [share.sequence for share, _ in spoke],
+            base=plain,
+            load=load,
+            forward_s=forward_s,
+            drafting=underway.drafting,
+        )
         self.cost.observe(load, forward_s, plain)
 
     def _time_words(self, num_words: int, seconds: float) -> None:
@@ -340,45 +413,3 @@ class Engine:
             vocab_size=model.vocab_size,
             grammar=grammar,
         )
-
-
-def _work(share: Share, proposal: Proposal) -> Work:
-    sequence = share.sequence
-    known = sequence.tokens[sequence.cache.length : sequence.cache.length + share.num_known]
-    scored = sequence.rows_to_score(share.num_known)
-    return Work(sequence.cache, known, proposal.bought, share.reaches_end, proposal.scouts, scored)
-
-
-def _load(shares: Items[Share], proposals: Items[Proposal]) -> Load:
-    return Load.of(
-        (share.num_known + len(proposal.bought) + len(proposal.scouts), share.sequence.cache.length)
-        for share, proposal in zip(shares, proposals, strict=True)
-    )
-
-
-def _cycle(
-    proposals: Items[Proposal],
-    verdicts: Items[Verdict],
-    load: Load,
-    reason: str,
-    clock: tuple[float, float, float, float],
-) -> Cycle:
-    started, drafted, forwarded, ended = clock
-    num_draft_rows = sum(len(verdict.draft) for verdict in verdicts)
-    num_scout_rows = sum(len(proposal.scouts) for proposal in proposals)
-    num_sampled = sum(bool(verdict.words) for verdict in verdicts)
-    return Cycle(
-        num_sequences=len(verdicts),
-        num_prompt_rows=load.rows - num_draft_rows - num_scout_rows - num_sampled,
-        num_draft_rows=num_draft_rows,
-        num_scout_rows=num_scout_rows,
-        num_emitted=sum(len(verdict.words) for verdict in verdicts),
-        num_accepted=sum(verdict.num_accepted for verdict in verdicts),
-        context=load.keys,
-        draft_s=drafted - started,
-        forward_s=forwarded - drafted,
-        sample_s=ended - forwarded,
-        total_s=ended - started,
-        reason=reason,
-        num_rows=load.rows,
-    )

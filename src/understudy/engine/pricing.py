@@ -82,6 +82,10 @@ class Pricing:
         controller: Controller,
     ) -> Asked:
         """Whom to ask a drafter that costs time, and until when it is worth going on."""
+        forced = {index for index, s in enumerate(sequences) if s.request.speculation.forced}
+        if len(forced) == len(sequences):  # there is nothing to weigh
+            is_reading = any(drafter.num_unread(sequence.context) > MOST_DEPTH + 1 for sequence in sequences)
+            return Asked(sorted(forced), list(budgets), is_reading)
         prospects = [self._prospect(drafter, *item) for item in zip(sequences, budgets, before, strict=True)]
         chosen = plan(prospects, base, target=self._cost, drafter=drafter.cost, num_emitting=num_emitting)
         asked = set(chosen.asked)
@@ -91,7 +95,6 @@ class Pricing:
                 asked = set()
         else:
             asked = self._probe(drafter, sequences, prospects, base)
-        forced = {index for index, s in enumerate(sequences) if s.request.speculation.forced}
         limited = [
             budget if index in forced else self._limited(drafter, sequence, budget, chosen)
             for index, (sequence, budget) in enumerate(zip(sequences, budgets, strict=True))

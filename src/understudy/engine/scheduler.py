@@ -10,23 +10,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from understudy.engine.sequence import Sequence
 from understudy.kv.pool import BlockPool
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
+class Share(NamedTuple):
     """The known rows that one sequence computes in a step."""
 
     sequence: Sequence
     num_known: int
-
-    @property
-    def reaches_end(self) -> bool:
-        """Whether the next word can be drawn after this step's rows."""
-        return self.num_known == self.sequence.num_pending
+    reaches_end: bool
+    """Whether the next word can be drawn after this step's rows."""
 
 
 class Scheduler:
@@ -56,9 +52,10 @@ class Scheduler:
         index = 0
         while index < len(self.running):  # `running` shrinks from the end when a sequence is preempted
             sequence = self.running[index]
-            num_known = min(sequence.num_pending, budget)
+            num_pending = sequence.num_pending
+            num_known = min(num_pending, budget)
             if num_known and self._reserve(sequence, num_known):
-                shares.append(Share(sequence, num_known))
+                shares.append(Share(sequence, num_known, num_known == num_pending))
                 budget -= num_known
             index += 1
         while budget and self.waiting and self._may_join(self.waiting[0]):
@@ -70,7 +67,7 @@ class Scheduler:
             num_known = min(sequence.num_pending, budget)
             if not self._reserve(sequence, num_known):
                 break
-            shares.append(Share(sequence, num_known))
+            shares.append(Share(sequence, num_known, num_known == sequence.num_pending))
             budget -= num_known
         return shares
 

@@ -7,9 +7,11 @@ from numpy.typing import NDArray
 
 from understudy.control.health import Health
 from understudy.control.ledger import Ledger
+from understudy.core.dice import dice_of
 from understudy.core.request import Facts, FinishReason, Output, Request, SpeculationCounts, TokenLogprob
 from understudy.drafters.base import Context
 from understudy.kv.sequence import SequenceCache
+from understudy.runtime.runner import Answer
 from understudy.sampling.grammar import GrammarState
 from understudy.sampling.noise import NoiseKey
 from understudy.sampling.processors import Sampler, log_probabilities
@@ -42,6 +44,8 @@ class Sequence:
         self.tokens = list(request.prompt_ids)
         self.cache = cache
         self.counts = SpeculationCounts()
+        self.unseen: int | None = None
+        """The place where the pass under way draws its next word, while that word is counted on."""
         self.ledger = Ledger()
         self.unpaid_s = 0.0
         """Time that a drafter spent on reading this text, and that no ledger holds yet."""
@@ -79,6 +83,7 @@ class Sequence:
             prediction_ids=request.prediction_ids,
             forced_tokens=None if grammar is None else grammar.forced_tokens,
         )
+        self.dice = dice_of(sampling, seed=seed, choice=choice)
         self._sampler = Sampler(
             sampling,
             key,
@@ -99,8 +104,19 @@ class Sequence:
 
     @property
     def num_pending(self) -> int:
-        """Known tokens whose keys and values the cache lacks; one, once the prompt is computed."""
-        return len(self.tokens) - self.cache.length
+        """Tokens to compute, whose keys and values the cache lacks; one, once the prompt is computed.
+
+        A word that a device has drawn and nobody has seen yet is one of them, unless it is sure to be the last.
+        """
+        if self.unseen is None:
+            return len(self.tokens) - self.cache.length
+        return len(self.tokens) + 1 - self.cache.length if self.num_left > 1 else 0
+
+    def pending(self, count: int) -> list[int]:
+        """The first `count` of the tokens to compute; the unseen word as `kernels.interface.Passes` names it."""
+        length = self.cache.length
+        known = self.tokens[length : length + count]
+        return known if len(known) == count or self.unseen is None else [*known, -1 - self.unseen]
 
     @property
     def scores_prompt(self) -> bool:
@@ -124,8 +140,11 @@ class Sequence:
                 raise FloatingPointError(f"the model's logits before the prompt's token {token} are not finite")
             self._prompt_logprobs.append(log_probabilities(row, token, wanted or 0))
 
-    def draw(self, logits: Floats) -> int:
-        """Draw the next word from the target's logits [vocabulary], which are used up."""
+    def draw(self, answer: Answer, row: int) -> int:
+        """Draw the next word from what the target answered at a row. Logits are used up."""
+        if answer.logits is None:
+            return self._drawn(answer, row)
+        logits = answer.logits[row]
         wanted = self.request.sampling.logprobs
         raw = logits.copy() if wanted is not None else logits
         token = self._sampler.sample(
@@ -138,12 +157,22 @@ class Sequence:
             self._fresh_logprobs.append(log_probabilities(raw, token, wanted))
         return token
 
-    def foresee(self, logits: Floats, position: int) -> int:
+    def foresee(self, answer: Answer, row: int, position: int) -> int:
         """What would be drawn at a later position, as far as can be told now: what a grammar will allow there cannot.
 
-        logits [vocabulary] are used up.
+        Logits are used up.
         """
-        return self._sampler.sample(logits, position=position, num_generated=self.num_generated)
+        if answer.logits is None:
+            return self._drawn(answer, row)
+        return self._sampler.sample(answer.logits[row], position=position, num_generated=self.num_generated)
+
+    def _drawn(self, answer: Answer, row: int) -> int:
+        """The word that the device drew; it marks what it cannot draw."""
+        assert answer.words is not None
+        token = answer.words[row]
+        if token < 0:
+            raise FloatingPointError(f"the model's logits at position {len(self.tokens)} are not finite")
+        return token
 
     def append(self, token: int, source: str = "") -> bool:
         """Say one more token, which the drafter `source` had foreseen; return whether the text goes on."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numba
@@ -17,6 +18,8 @@ from understudy.errors import CapacityError
 from understudy.kernels import cpu_attention, cpu_ops
 from understudy.kernels.cpu_int8 import Int8Linear
 from understudy.kernels.cpu_linear import ROWS, Linear
+from understudy.kernels.host_passes import HostPasses
+from understudy.kernels.interface import BodyShape
 from understudy.kernels.rows import Ints, Rows
 from understudy.kernels.simd import LANES
 
@@ -50,19 +53,35 @@ class CpuKernels:
     page_tokens = cpu_attention.PAGE
     feature_multiple = LANES
     head_dim_multiple = LANES
+    tails_alone = False
+    number_bytes = 4
+    output_weights: WeightType = "fp32"
 
     def __init__(self, *, num_threads: int | None = None) -> None:
         most: int = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
         self._num_threads = min(num_threads or torch.get_num_threads(), most)
-        self.begin()
+        self._take_threads()
 
-    def begin(self) -> None:
-        """Start a pass: numba counts threads per calling thread."""
+    def _take_threads(self) -> None:
+        """Numba counts threads per calling thread."""
         numba.set_num_threads(self._num_threads)
 
     def linear(self, weight: Tensor, bias: Tensor | None = None, *, weights: WeightType = "fp32") -> PackedLinear:
         """Pack a weight [outputs, inputs]."""
         return Int8Linear.pack(weight, bias) if weights == "int8" else Linear.pack(weight, bias)
+
+    def gated_linear(self, gate: Tensor, up: Tensor, *, weights: WeightType = "fp32") -> PackedLinear:
+        """Pack gate and up [features, inputs], stacked, so that one pass reads both."""
+        return self.linear(torch.cat([gate, up]), weights=weights)
+
+    def table(self, weight: Tensor) -> Floats:
+        """An embedding [vocabulary, hidden]."""
+        return self.numbers(weight)
+
+    def numbers(self, values: Tensor) -> Floats:
+        """Numbers in fp32."""
+        numbers: Floats = values.float().contiguous().numpy()
+        return numbers
 
     def padded_rows(self, num_rows: int) -> int:
         """How many rows to compute when this many are wanted; the rest is padding and changes no bit."""
@@ -74,33 +93,81 @@ class CpuKernels:
         values = _lazy_zeros((num_layers, num_blocks, num_kv_heads, self.page_tokens, dim))
         return Cache(keys, values)
 
-    def add_rms_norm(self, x: Floats, delta: Floats, weight: Floats, eps: float, out: Floats) -> None:
-        """x += delta; out = rms_norm(x) * weight. All [rows, features]."""
-        cpu_ops.add_rms_norm(x, delta, weight, np.float32(eps), out)
+    def place(self, rows: Rows) -> Rows:
+        """The rows: they are where the CPU reads them."""
+        return rows
 
-    def gated(self, gate_up: Floats, out: Floats) -> None:
-        """out = silu(gate) * up; gate_up [rows, 2 * features]."""
-        cpu_ops.gated(gate_up, out)
+    def start(self, rows: Rows, cache: Cache, shape: BodyShape) -> CpuPass:
+        """Begin a pass."""
+        self._take_threads()
+        padded = self.padded_rows(len(rows.token_ids))
+        return CpuPass(rows, cache, shape, num_padded=padded, num_threads=self._num_threads)
 
-    def norm_heads(self, qkv: Floats, weights: Floats, eps: float) -> None:
-        """Norm the first heads of each row in place; weights [heads to norm, dim]."""
-        cpu_attention.norm_heads(qkv, weights, np.float32(eps))
+    def logits(self, head: PackedLinear, hidden: Floats, wanted: NDArray[np.int64]) -> Floats:
+        """The logits [N, vocabulary] of the rows of hidden [rows, features] that are wanted."""
+        chosen = np.zeros((self.padded_rows(len(wanted)), hidden.shape[1]), np.float32)
+        chosen[: len(wanted)] = hidden[wanted]
+        return head(chosen)[: len(wanted)]
 
-    def attention(
-        self, qkv: Floats, rows: Rows, cos: Floats, sin: Floats, cache: Cache, layer: int, queries: Floats, out: Floats,
-        *, window: int | None = None,
-    ) -> None:  # fmt: skip
-        """Write the rows' keys and values, then let each row attend, to the last `window` positions if there is one.
+    def passes(self, compute: Callable[[Rows], Floats], cache: Cache, *, vocab_size: int) -> HostPasses:
+        """What runs passes: at once."""
+        return HostPasses(compute)
 
-        queries and out [rows, heads, dim].
-        """
-        keys, values = cache.keys[layer], cache.values[layer]
-        cpu_attention.rotate_and_store(qkv, cos, sin, rows.positions, rows.slots, keys, values, queries)
+    def to_host(self, logits: Floats) -> Floats:
+        """The logits: they are there."""
+        return logits
+
+
+class CpuPass:
+    """One pass of rows through the layers, in buffers that all layers share."""
+
+    def __init__(self, rows: Rows, cache: Cache, shape: BodyShape, *, num_padded: int, num_threads: int) -> None:
+        """Rows beyond those given, up to `num_padded`, are padding: computed and never read."""
+        self._rows = rows
+        self._cache = cache
+        self._num_threads = num_threads
+        self._eps = shape.rms_norm_eps
+        num_rows = len(rows.token_ids)
+        self._x = np.zeros((num_padded, shape.hidden_size), np.float32)
+        self._delta = np.zeros_like(self._x)
+        self._normed = np.empty_like(self._x)
+        self._queries = np.empty((num_rows, shape.num_heads, shape.head_dim), np.float32)
+        self._attended = np.zeros((num_padded, shape.num_heads * shape.head_dim), np.float32)
+        self._attended_heads = self._attended[:num_rows].reshape(self._queries.shape)
+        self._activated = np.empty((num_padded, shape.intermediate_size), np.float32)
+
+    def embed(self, table: Floats) -> None:
+        """Begin the residual stream with the rows' lines of a table."""
+        self._x[: len(self._rows.token_ids)] = table[self._rows.token_ids]
+
+    def norm(self, weight: Floats) -> Floats:
+        """x += delta; returns rms_norm(x) * weight, [rows, features]."""
+        cpu_ops.add_rms_norm(self._x, self._delta, weight, np.float32(self._eps), self._normed)
+        return self._normed
+
+    def attend(
+        self, qkv: Floats, *, layer: int, cos: Floats, sin: Floats, head_norms: Floats | None, window: int | None
+    ) -> Floats:
+        """Write the rows' keys and values, then let each row attend, to the last `window` positions if there is one."""
+        rows, keys, values = self._rows, self._cache.keys[layer], self._cache.values[layer]
+        if head_norms is not None:
+            cpu_attention.norm_heads(qkv[: len(rows.token_ids)], head_norms, np.float32(self._eps))
+        cpu_attention.rotate_and_store(qkv, cos, sin, rows.positions, rows.slots, keys, values, self._queries)
         cpu_attention.attend(
-            queries, keys, values, rows.tables, rows.group_starts, rows.group_tables,
+            self._queries, keys, values, rows.tables, rows.group_starts, rows.group_tables,
             rows.prefix_lens, rows.tail_starts, rows.tail_slots, self._num_threads,
-            cpu_attention.NO_WINDOW if window is None else window, out,
+            cpu_attention.NO_WINDOW if window is None else window, self._attended_heads,
         )  # fmt: skip
+        return self._attended
+
+    def gate(self, gate_up: PackedLinear, x: Floats) -> Floats:
+        """Silu(gate) * up of x, [rows, features]."""
+        cpu_ops.gated(gate_up(x), self._activated)
+        return self._activated
+
+    def add(self, delta: Floats) -> None:
+        """Delta [rows, features] is added to the residual stream by the next norm."""
+        self._delta = delta
 
 
 def _lazy_zeros(shape: tuple[int, ...]) -> Floats:

@@ -43,8 +43,10 @@ class SequenceCache:
 
     def reserve(self, num_rows: int) -> bool:
         """Make room for rows beyond the length; on failure nothing more is held than before."""
-        wanted = -(-(self.length + num_rows) // self._page_tokens)
         held = len(self.blocks)
+        if self.length + num_rows <= held * self._page_tokens:
+            return True
+        wanted = -(-(self.length + num_rows) // self._page_tokens)
         while len(self.blocks) < wanted:
             block = self._pool.take()
             if block is None:
@@ -57,6 +59,19 @@ class SequenceCache:
         """Where row number `row` beyond the length is written."""
         block, offset = divmod(self.length + row, self._page_tokens)
         return self.blocks[block] * self._page_tokens + offset
+
+    def slots(self, count: int) -> list[int]:
+        """Where the first `count` rows beyond the length are written."""
+        size = self._page_tokens
+        found: list[int] = []
+        position, end = self.length, self.length + count
+        while position < end:
+            block, offset = divmod(position, size)
+            length = min(size - offset, end - position)
+            first = self.blocks[block] * size + offset
+            found.extend(range(first, first + length))
+            position += length
+        return found
 
     def keep(self, num_known: int, path: Sequence[int]) -> tuple[list[int], list[int]]:
         """Return (sources, targets): the copies that bring an accepted path in line behind `num_known` rows.

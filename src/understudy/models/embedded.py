@@ -111,7 +111,7 @@ def _convert(source: Path, folder: Path, progress: Progress | None) -> None:
 
 
 def _write(model: LoadedModel, folder: Path) -> None:
-    save_file(model.tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(dict(model.tensors), folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(model.config.to_hugging_face(), indent=1), encoding="utf-8")
     model.tokenizer.save(folder)
     with (folder / "model.safetensors").open("rb") as file:

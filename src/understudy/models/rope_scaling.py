@@ -30,9 +30,9 @@ class RopeScaling:
     """Only llama3 reads these two: turns within the first context, below and above which a pair is slow or fast."""
     beta_fast: float = 32.0
     beta_slow: float = 1.0
-    """Only yarn reads these two and the next two: its turns of fast and slow pairs."""
+    """Only yarn reads these two and `truncate`: its turns of fast and slow pairs."""
     attention_factor: float = 1.0
-    """Multiplies cos and sin, and so queries and keys."""
+    """Multiplies cos and sin, and so queries and keys; only yarn declares one."""
     truncate: bool = True
     """The pairs where stretching begins and ends are whole ones."""
 

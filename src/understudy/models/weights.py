@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -46,10 +46,11 @@ class LoadedModel:
     """A model in memory."""
 
     config: ModelConfig
-    tensors: dict[str, torch.Tensor]
+    tensors: MutableMapping[str, torch.Tensor]
     """fp32, by Hugging Face name: `model.layers.0.self_attn.q_proj.weight` is [heads * head_dim, hidden].
 
-    With `config.tie_embeddings` there is no `lm_head.weight`. Tensors may be views of a private file mapping.
+    With `config.tie_embeddings` there is no `lm_head.weight`. Tensors may be views of a private file mapping, and those
+    of a widened model are bf16, each made when it is taken.
     """
     tokenizer: Tokenizer
     name: str

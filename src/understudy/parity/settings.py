@@ -16,13 +16,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import combinations, product
 
-from understudy.core.weights import WeightType
+from understudy.core.weights import WEIGHTS_ON, WeightType
 
 # The most demanding value of each comes first, so that a short list begins with the hardest settings.
 DRAFTERS = (("suffix", "ngram", "lookahead", "model"), ("model",), ("lookahead",), ("suffix",), ("ngram",))
 TEMPERATURES = (0.0, 0.7, 1.0)
 CONCURRENCIES = (4, 1)
-WEIGHTS: tuple[WeightType, ...] = ("int8", "fp32")
 
 Value = tuple[str, object]
 """The name of a field, and what it is set to."""
@@ -66,9 +65,9 @@ class Setting:
         return combinations(self.values(), 2)
 
 
-def every_setting() -> list[Setting]:
-    """The whole product, without the settings that make no sense."""
-    combined = product(DRAFTERS, TEMPERATURES, CONCURRENCIES, (True, False), (True, False), WEIGHTS)
+def every_setting(weights: Sequence[WeightType] = WEIGHTS_ON["cpu"]) -> list[Setting]:
+    """The whole product, without the settings that make no sense; `weights` are those that a device computes with."""
+    combined = product(DRAFTERS, TEMPERATURES, CONCURRENCIES, (True, False), (True, False), weights)
     settings = [Setting(*values) for values in combined]
     return [setting for setting in settings if setting.is_valid]
 
@@ -90,4 +89,5 @@ def pairwise(settings: Sequence[Setting]) -> list[Setting]:
 
 def by_weights(settings: Sequence[Setting]) -> list[Setting]:
     """Sort settings so that each kind of weights is needed once; those of a kind stay in order."""
-    return sorted(settings, key=lambda setting: WEIGHTS.index(setting.weights))
+    kinds = list(dict.fromkeys(setting.weights for setting in settings))
+    return sorted(settings, key=lambda setting: kinds.index(setting.weights))

@@ -14,20 +14,21 @@ from importlib.metadata import PackageNotFoundError, version
 
 import llvmlite.binding
 
-from understudy.core.weights import NUMERICS
+from understudy.core.weights import NUMERICS, Device
+from understudy.kernels.devices import device_facts
 
-DEVICE = "cpu"
 _LIBRARIES = ("understudy", "torch", "numpy", "numba", "llvmlite")
 _INSTRUCTIONS = ("avx2", "fma", "avx512f", "avx512vnni")
 
 
-def system_fingerprint(source_hash: str, *, weights: str, is_row_invariant: bool) -> str:
+def system_fingerprint(source_hash: str, *, weights: str, is_row_invariant: bool, device: Device = "cpu") -> str:
     """Hash the parts into a name such as `fp_1f0c9e2b7a64d305`."""
     parts = {
         "model": source_hash,
         "weights": weights,
         "numerics": NUMERICS,
-        "device": DEVICE,
+        "device": device,
+        **device_facts(device),
         "machine": platform.machine(),
         "instructions": instructions(),
         "libraries": {name: _version(name) for name in _LIBRARIES},

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
+from understudy.core.dice import Dice
 from understudy.core.draft import EMPTY, ROOT, Draft
-from understudy.kernels.rows import Rows
+from understudy.kernels.rows import Ints, Rows
 from understudy.kv.sequence import SequenceCache
 
 _GROUP_SCORES = 1 << 16
@@ -22,13 +24,12 @@ _GROUP_ROWS = 4
 """Rows that read a page together: few enough that a handful of rows is work for several threads."""
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(NamedTuple):
     """What one sequence computes in a step."""
 
     cache: SequenceCache
     known: Sequence[int]
-    """Tokens whose rows come first; the last one is the root of the draft."""
+    """Tokens whose rows come first, the root of the draft last. For -1 - n see `kernels.interface.Passes`."""
     draft: Draft
     wants_logits: bool
     """The known rows reach the end of the text, so the last one and the draft's are sampled from."""
@@ -36,12 +37,20 @@ class Work:
     """Rows beside the draft, from the same root, that are never part of the text; their leaves give logits."""
     scored: range = range(0)
     """Known rows whose logits are wanted besides, because the token that follows each is known: never the root."""
+    dice: Dice | None = None
+    """How its words are drawn, if a device may draw them by itself."""
 
     @property
     def num_logits(self) -> int:
         """Rows whose logits are wanted: those that are scored; the root, the draft's nodes, the scouts' leaves."""
-        sampled = 1 + len(self.draft) + len(self.scouts.leaves()) if self.wants_logits else 0
-        return len(self.scored) + sampled
+        if not self.wants_logits:
+            return len(self.scored)
+        return len(self.scored) + 1 + len(self.draft.tokens) + len(self.scouts.leaves())
+
+    @property
+    def is_single(self) -> bool:
+        """Whether it is one row that a word is drawn from, as in plain decoding."""
+        return len(self.known) == 1 and self.wants_logits and not self.draft.tokens and not self.scouts.tokens
 
 
 @dataclass(slots=True)
@@ -64,9 +73,24 @@ class _Building:
         self.tail_slots.extend(tail)
         self.tail_starts.append(len(self.tail_slots))
 
+    def starts_of_groups(self, first: int, last: int, most: int) -> list[int]:
+        """Where the groups of some rows begin, of so many rows at most; those with tails are groups by themselves."""
+        starts: list[int] = []
+        has_tail = [self.tail_starts[row + 1] > self.tail_starts[row] for row in range(first, last)]
+        for row in range(first, last):
+            begins = not starts or row - starts[-1] == most
+            if begins or has_tail[row - first] or has_tail[row - 1 - first]:
+                starts.append(row)
+        return starts
 
-def build_rows(works: Sequence[Work], *, heads_per_kv_head: int) -> Rows:
-    """Lay out the rows of all sequences, one sequence after the other."""
+
+def build_rows(works: Sequence[Work], *, heads_per_kv_head: int, tails_alone: bool = False) -> Rows:
+    """Lay out the rows of all sequences, one sequence after the other.
+
+    `tails_alone`: a row with a tail shares a group with nobody, for devices that read tails row by row.
+    """
+    if all(work.is_single for work in works):
+        return _single_rows(works)
     building = _Building()
     for index, work in enumerate(works):
         first = len(building.token_ids)
@@ -80,7 +104,7 @@ def build_rows(works: Sequence[Work], *, heads_per_kv_head: int) -> Rows:
             building.logit_rows.extend(range(first + len(work.known) - 1, drafted))
             building.logit_rows.extend(drafted + leaf for leaf in work.scouts.leaves())
         step = max(1, min(_GROUP_ROWS, _GROUP_SCORES // (heads_per_kv_head * (work.cache.length + last - first))))
-        starts = range(first, last, step)
+        starts = building.starts_of_groups(first, last, step) if tails_alone else range(first, last, step)
         building.group_starts.extend(starts)
         building.group_tables.extend([index] * len(starts))
     building.group_starts.append(len(building.token_ids))
@@ -88,9 +112,12 @@ def build_rows(works: Sequence[Work], *, heads_per_kv_head: int) -> Rows:
 
 
 def _add_known(building: _Building, work: Work) -> None:
-    length = work.cache.length
-    for row, token in enumerate(work.known):
-        building.add(token, length + row, work.cache.slot(row), length + row + 1, ())
+    first, count = work.cache.length, len(work.known)
+    building.token_ids.extend(work.known)
+    building.positions.extend(range(first, first + count))
+    building.slots.extend(work.cache.slots(count))
+    building.prefix_lens.extend(range(first + 1, first + count + 1))
+    building.tail_starts.extend([len(building.tail_slots)] * count)
 
 
 def _add_draft(building: _Building, work: Work, draft: Draft, first_row: int) -> None:
@@ -113,15 +140,37 @@ def _add_draft(building: _Building, work: Work, draft: Draft, first_row: int) ->
         building.add(token, base + depth - 1, slot, base + in_line[node], tails[node])
 
 
-def _to_arrays(building: _Building, blocks: Sequence[Sequence[int]]) -> Rows:
+def _single_rows(works: Sequence[Work]) -> Rows:
+    """One row of each sequence: the pass that comes most often, in as few steps as it needs."""
+    count = len(works)
+    positions = np.array([work.cache.length for work in works], np.int32)
+    return Rows(
+        token_ids=np.array([work.known[0] for work in works], np.int64),
+        positions=positions,
+        slots=np.array([work.cache.slot(0) for work in works], np.int32),
+        tables=_tables([work.cache.blocks for work in works]),
+        group_starts=np.arange(count + 1, dtype=np.int32),
+        group_tables=np.arange(count, dtype=np.int32),
+        prefix_lens=positions + 1,
+        tail_starts=np.zeros(count + 1, np.int32),
+        tail_slots=np.zeros(0, np.int32),
+        logit_rows=np.arange(count),
+    )
+
+
+def _tables(blocks: Sequence[Sequence[int]]) -> Ints:
     tables = np.zeros((len(blocks), max(len(line) for line in blocks)), np.int32)
     for index, line in enumerate(blocks):
         tables[index, : len(line)] = line
+    return tables
+
+
+def _to_arrays(building: _Building, blocks: Sequence[Sequence[int]]) -> Rows:
     return Rows(
         token_ids=np.array(building.token_ids, np.int64),
         positions=np.array(building.positions, np.int32),
         slots=np.array(building.slots, np.int32),
-        tables=tables,
+        tables=_tables(blocks),
         group_starts=np.array(building.group_starts, np.int32),
         group_tables=np.array(building.group_tables, np.int32),
         prefix_lens=np.array(building.prefix_lens, np.int32),

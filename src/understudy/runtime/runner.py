@@ -5,11 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from understudy.core.dice import Dice
 from understudy.core.draft import EMPTY
+from understudy.kernels.host_passes import HostLaunched
+from understudy.kernels.interface import Drawn, Launched
 from understudy.kernels.rows import Rows
 from understudy.kv.pool import BlockPool
 from understudy.kv.sequence import SequenceCache
@@ -17,6 +21,46 @@ from understudy.models.decoder import Decoder
 from understudy.runtime.inputs import Work, build_rows
 
 Floats = NDArray[np.float32]
+
+_GREEDY = Dice(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, choice=0)
+
+
+class Answer(NamedTuple):
+    """What a pass has for one work, by place: its scored rows, root, draft, scouts' leaves. Words, or else logits."""
+
+    logits: Floats | None = None
+    """[places, vocabulary]"""
+    words: Sequence[int] | None = None
+    """[places] drawn by the device: the work's dice were given, and nothing of it is scored"""
+    sureness: Sequence[float] = ()
+    rivals: Sequence[int] = ()
+    """[places] for whoever only guesses: see `kernels.interface.Drawn`"""
+
+
+class Flight:
+    """A pass under way."""
+
+    def __init__(self, works: Sequence[Work], counts: Sequence[int], launched: Launched, *, draws: bool) -> None:
+        """`counts`: the places of each work."""
+        self.counts = counts
+        self._works = works
+        self._launched = launched
+        self._draws = draws
+
+    def land(self) -> list[Answer]:
+        """Wait for the pass, and return what it has for each work."""
+        drawn = self._launched.drawn() if self._draws else Drawn([], [], [])
+        answers: list[Answer] = []
+        start = 0
+        for work, count in zip(self._works, self.counts, strict=True):
+            stop = start + count
+            if self._draws and work.dice is not None:
+                places = slice(start, stop)
+                answers.append(Answer(None, drawn.words[places], drawn.sureness[places], drawn.rivals[places]))
+            else:
+                answers.append(Answer(logits=self._launched.logits(start, stop)))
+            start = stop
+        return answers
 
 
 class Runner:
@@ -29,19 +73,46 @@ class Runner:
         self.num_blocks = num_blocks
         self._row_by_row = row_by_row
         self.cache = decoder.new_cache(num_blocks)
+        self._passes = decoder.passes(self.cache)
         self._heads_per_kv_head = decoder.config.num_heads // decoder.config.num_kv_heads
 
+    @property
+    def draws(self) -> bool:
+        """Whether words are drawn by the device, and the next pass may begin before they are seen."""
+        return self._passes.draws and not self._row_by_row
+
+    @property
+    def first_place(self) -> int:
+        """Where the words of its passes begin, for whoever names them unseen."""
+        return self._passes.first_place
+
+    @property
+    def first_rival(self) -> int:
+        """Where those begin that came second."""
+        return self._passes.first_rival
+
+    @property
+    def num_firsts(self) -> int:
+        """Passes of its device that took longer because they were the first of their size."""
+        return self._passes.num_firsts
+
+    def launch(self, works: Sequence[Work]) -> Flight:
+        """Begin a pass."""
+        rows = self._rows(works)
+        counts = [work.num_logits for work in works]
+        if self._row_by_row:
+            return Flight(works, counts, HostLaunched(self._forward_row_by_row(rows)), draws=False)
+        dice = [work.dice for work, count in zip(works, counts, strict=True) for _ in range(count)]
+        return Flight(works, counts, self._passes.launch(rows, dice), draws=self.draws)
+
+    def _rows(self, works: Sequence[Work]) -> Rows:
+        tails_alone = self.decoder.kernels.tails_alone
+        return build_rows(works, heads_per_kv_head=self._heads_per_kv_head, tails_alone=tails_alone)
+
     def forward(self, works: Sequence[Work]) -> list[Floats]:
-        """Return for each work the logits [num_logits, vocabulary] of scored rows, root, draft, scouts' leaves."""
-        rows = build_rows(works, heads_per_kv_head=self._heads_per_kv_head)
-        logits = self._forward_row_by_row(rows) if self._row_by_row else self.decoder.forward(rows, self.cache)
-        split: list[Floats] = []
-        start = 0
-        for work in works:
-            stop = start + work.num_logits
-            split.append(logits[start:stop])
-            start = stop
-        return split
+        """Compute a pass; return each work's logits [places, vocabulary]."""
+        flight = self.launch([work._replace(dice=None) for work in works])
+        return [answer.logits for answer in flight.land() if answer.logits is not None]
 
     def _forward_row_by_row(self, rows: Rows) -> Floats:
         singles = [rows.only(row) for row in range(len(rows.token_ids))]
@@ -49,13 +120,17 @@ class Runner:
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy slots of the cache, in order."""
+        if not sources:
+            return
         self.cache.move(np.array(sources, np.int32), np.array(targets, np.int32))
 
     def time_step(self, num_rows: int, context: int) -> float:
         """Seconds of one pass over this many rows of a sequence of that length. Only on an idle engine."""
         rows = self._profile_rows(num_rows, context)
         started = time.perf_counter()
-        self.decoder.forward(rows, self.cache)
+        launched = self._passes.launch(rows, [_GREEDY] * num_rows)
+        if self._passes.draws:
+            launched.drawn()
         return time.perf_counter() - started
 
     def _profile_rows(self, num_rows: int, context: int) -> Rows:
@@ -63,5 +138,5 @@ class Runner:
         cache.reserve(context + num_rows)
         cache.length = context
         work = Work(cache, [0] * num_rows, EMPTY, wants_logits=False)
-        rows = build_rows([work], heads_per_kv_head=self._heads_per_kv_head)
+        rows = self._rows([work])
         return replace(rows, logit_rows=np.arange(num_rows))

@@ -22,13 +22,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from understudy.core.draft import ROOT, Draft
 from understudy.core.request import SpeculationCounts
 
 
-@dataclass(frozen=True, slots=True)
-class Word:
+class Word(NamedTuple):
     """One emitted token: the row it was drawn from, and the draft's node that had foreseen it, if any did."""
 
     token: int
@@ -79,14 +79,16 @@ class Verdict:
         """Count the cycle, if it said anything. `proposed` is all that was offered, bought or not."""
         if not self.words:
             return
-        depth = self.draft.depth
         counts.cycles += 1
+        for draft in proposed:
+            if len(draft):
+                counts.proposed[draft.sources[0]] = counts.proposed.get(draft.sources[0], 0) + len(draft)
+        if not len(self.draft):
+            return
+        depth = self.draft.depth
         counts.drafted += depth
         counts.add_walk(word.node is not None for word in self.words[:depth])
         counts.rows += len(self.draft)
         counts.accepted += self.num_accepted
         counts.rejected += self.num_rejected
         counts.add_draft(self.draft.sources, self.path)
-        for draft in proposed:
-            if len(draft):
-                counts.proposed[draft.sources[0]] = counts.proposed.get(draft.sources[0], 0) + len(draft)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import os
 import resource
@@ -20,6 +19,7 @@ from collections.abc import Callable, Iterator
 import uvicorn
 from starlette.types import ASGIApp
 
+from understudy.collector import calm_collector
 from understudy.errors import ConfigError
 from understudy.server.config import ServerConfig
 from understudy.server.connection import Connection
@@ -131,9 +131,7 @@ class Life:
                 await starting  # raises what went wrong
                 self._service.keeper.recall()
                 _ = self._service.tokenizer  # read before anybody waits for it
-                # what is here now stays: the collector need not look at it again and again
-                gc.collect()
-                gc.freeze()
+                calm_collector()
                 _give_way()
             return starting.done()
         finally:

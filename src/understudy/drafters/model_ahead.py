@@ -1,0 +1,219 @@
+"""The draft model on a device that draws words by itself: a pass begins before the guess of the last one is seen.
+
+    launch    read what is unread                guess 1 is drawn at its end
+    launch    the row of guess 1, unseen         guess 2
+    look at   guess 1: is a third one worth it?
+    launch    the row of guess 2, unseen         guess 3
+    look at   guess 2, and so on
+
+So the device never waits for the host between two guesses. The price is that a chain is cut one guess late. The words
+themselves stay on the device from pass to pass; the host only learns of them. The last guess is not waited for at all:
+the draft names the place where it will be, and the target's pass is on its way before it is there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from understudy.control.cost import Load
+from understudy.control.planning import MOST_READ_ROWS
+from understudy.core.dice import Dice
+from understudy.core.draft import EMPTY, Draft
+from understudy.drafters.base import Budget, Context
+from understudy.drafters.model import ModelDrafter, Text
+from understudy.runtime.inputs import Work
+from understudy.runtime.runner import Flight
+
+_UNSEEN_CONFIDENCE = 0.7
+"""What a first guess is believed before anybody has seen one."""
+_RIVAL_SHARE = 0.5
+"""How often the second is right where the first is not, until that is known."""
+
+
+@dataclass(slots=True, eq=False)
+class _Chain:
+    """The draft of one text while it grows."""
+
+    index: int
+    """Its place among the contexts."""
+    text: Text
+    budget: Budget
+    dice: Dice
+    tokens: list[int] = field(default_factory=list)
+    """Guesses that were looked at."""
+    confidence: list[float] = field(default_factory=list)
+    rivals: list[int] = field(default_factory=list)
+    """Who came second behind each of them; -1 for nobody."""
+    num_launched: int = 0
+    """Guesses that were asked for."""
+    is_broken: bool = False
+    """The model had nothing to say."""
+
+    def goes_on(self, source: str) -> bool:
+        """Whether one more guess is worth it, as far as the ones that were looked at can tell."""
+        if self.is_broken or self.num_launched >= min(self.budget.max_depth, self.budget.max_rows):
+            return False
+        return not self.tokens or self.budget.goes_on(self.draft(source))
+
+    def draft(self, source: str) -> Draft:
+        """What was guessed, and looked at."""
+        return Draft.chain(self.tokens, confidence=self.confidence, source=source) if self.tokens else EMPTY
+
+    def tree(self, source: str, unseen: tuple[int, int] | None) -> Draft:
+        """The guesses in line and, behind them all, their rivals: a row costs far less than a pass of the draft.
+
+        `unseen` stands for one guess more, and its rival.
+        """
+        tokens, confidence, rivals = list(self.tokens), list(self.confidence), list(self.rivals)
+        if unseen is not None:
+            tokens.append(unseen[0])
+            rivals.append(unseen[1])
+            confidence.append(sum(confidence) / len(confidence) if confidence else _UNSEEN_CONFIDENCE)
+        if not tokens:
+            return EMPTY
+        depth = len(tokens)
+        # a number below -1 stands for a word that nobody has seen
+        beside = [place for place, rival in enumerate(rivals) if rival != -1]
+        return Draft(
+            tokens=(*tokens, *(rivals[place] for place in beside)),
+            parents=(*range(-1, depth - 1), *(place - 1 for place in beside)),
+            confidence=(*confidence, *((1.0 - confidence[place]) * _RIVAL_SHARE for place in beside)),
+            sources=(source,) * (depth + len(beside)),
+        )
+
+
+@dataclass(slots=True)
+class _Pass:
+    """A pass under way, and the chains that it draws a guess for, in order of their places."""
+
+    flight: Flight
+    chains: list[_Chain]
+    answers: list[int]
+    """Which of the flight's answers are theirs."""
+    load: Load
+    launched_s: float
+
+
+class AheadModelDrafter(ModelDrafter):
+    """Drafts chains with a model of its own, whose vocabulary is the target's."""
+
+    _landed_s = 0.0
+    _last: _Pass | None = None
+    unseen: frozenset[int] = frozenset()
+    ready_s = 0.0
+    _num_firsts = 0
+
+    def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
+        """Return one chain for each context; none for a text that is still being read."""
+        texts = self._batch = [self._caught_up(context) for context in contexts]
+        chains = [
+            _Chain(index, text, budget, _dice(context))
+            for index, (text, context, budget) in enumerate(zip(texts, contexts, budgets, strict=True))
+        ]
+        self._num_firsts = self._runner.num_firsts
+        underway = self._launch_reading(chains)
+        while underway is not None and (following := self._launch_next(underway)) is not None:
+            self._look(underway, following)
+            underway = following
+        self._last = underway
+        if underway is not None:
+            self.ready_s = max(underway.launched_s, self._landed_s) + self.cost.step_s(underway.load)
+        names = {} if underway is None else self._names(underway)
+        self.unseen = frozenset(number for pair in names.values() for number in pair)
+        return [chain.tree(self.name, names.get(chain.index)) for chain in chains]
+
+    def take_words(self) -> dict[int, tuple[int, float]]:
+        """Look at the last guesses."""
+        last, self._last = self._last, None
+        if last is None:
+            return {}
+        found = last.flight.land()
+        self._landed_s = time.perf_counter()
+        words: dict[int, tuple[int, float]] = {}
+        for (guess, rival), index in zip(self._names(last).values(), last.answers, strict=True):
+            answer = found[index]
+            assert answer.words is not None
+            sureness = answer.sureness[-1]
+            words[guess] = (answer.words[-1], sureness)
+            words[rival] = (answer.rivals[-1], (1.0 - sureness) * _RIVAL_SHARE)
+        return words
+
+    def _names(self, underway: _Pass) -> dict[int, tuple[int, int]]:
+        """For each chain of a pass, by its place among the contexts, the numbers that stand for its guess and rival."""
+        first, rival = self._runner.first_place, self._runner.first_rival
+        return {chain.index: (-1 - first - place, -1 - rival - place) for place, chain in enumerate(underway.chains)}
+
+    def _launch_reading(self, chains: Sequence[_Chain]) -> _Pass | None:
+        """Read what is unread, as far as the rows of a cycle go; texts that are read up get a guess."""
+        room = MOST_READ_ROWS
+        works: list[Work] = []
+        read_up: list[tuple[int, _Chain]] = []
+        for chain in chains:
+            text = chain.text
+            unread = text.ids[text.cache.length : text.cache.length + room]
+            is_wanted = chain.budget.max_depth > 0 and chain.budget.max_rows > 0
+            fits = len(text.ids) < self._max_positions  # beyond its own context it has nothing to say
+            if is_wanted and fits and unread and self._reserve(text, len(unread)):
+                done = text.cache.length + len(unread) == len(text.ids)
+                if done:
+                    read_up.append((len(works), chain))
+                works.append(Work(text.cache, unread, EMPTY, wants_logits=done, dice=chain.dice))
+                room -= len(unread)
+        underway = self._launch(works, [chain for _, chain in read_up], [index for index, _ in read_up])
+        for chain in chains:
+            work = next((work for work in works if work.cache is chain.text.cache), None)
+            if work is not None:
+                chain.text.cache.commit(len(work.known), chain.text.ids)
+                chain.text.computed.extend(work.known)
+        return underway
+
+    def _launch_next(self, underway: _Pass) -> _Pass | None:
+        """Compute the rows of the guesses that are being drawn, of the chains that go on."""
+        works: list[Work] = []
+        going: list[_Chain] = []
+        first = self._runner.first_place
+        for place, chain in enumerate(underway.chains, first):
+            cache = chain.text.cache
+            if chain.goes_on(self.name) and cache.length < self._max_positions and self._reserve(chain.text, 1):
+                works.append(Work(cache, [-1 - place], EMPTY, wants_logits=True, dice=chain.dice))
+                going.append(chain)
+        following = self._launch(works, going, list(range(len(going))))
+        for chain in going:
+            chain.text.cache.length += 1  # a guess: not committed, so that no other text can find it
+        return following
+
+    def _launch(self, works: list[Work], chains: list[_Chain], answers: list[int]) -> _Pass | None:
+        if not works:
+            return None
+        load = Load.of((len(work.known), work.cache.length) for work in works)
+        launched = time.perf_counter()
+        for chain in chains:
+            chain.num_launched += 1
+        return _Pass(self._runner.launch(works), chains, answers, load, launched)
+
+    def _look(self, underway: _Pass, following: _Pass) -> None:
+        """Learn what was guessed; the next pass computes the rows of some of the guesses."""
+        found = underway.flight.land()
+        landed = time.perf_counter()
+        if self._runner.num_firsts == self._num_firsts:
+            self.cost.observe(underway.load, landed - max(underway.launched_s, self._landed_s))
+        self._landed_s = landed
+        for chain, index in zip(underway.chains, underway.answers, strict=True):
+            answer = found[index]
+            assert answer.words is not None
+            token = answer.words[-1]
+            chain.is_broken = chain.is_broken or token < 0
+            if not chain.is_broken:
+                chain.tokens.append(token)
+                chain.confidence.append(answer.sureness[-1])
+                chain.rivals.append(answer.rivals[-1])
+        for chain in following.chains:
+            chain.text.computed.append(chain.tokens[-1] if not chain.is_broken else -1)
+
+
+def _dice(context: Context) -> Dice:
+    """The guess is drawn with the target's dice; what else its words hang on is not known ahead."""
+    sampling, noise = context.sampling, context.noise
+    return Dice(context.temperature, sampling.top_k, sampling.top_p, sampling.min_p, noise.seed, noise.choice)

@@ -1,0 +1,91 @@
+"""A pass that was begun: what was asked of it, and what must be known when it lands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+
+from understudy.control.cost import Load
+from understudy.core.events import Cycle
+from understudy.engine.drafting import DraftingTime, Proposal
+from understudy.engine.scheduler import Share
+from understudy.runtime.inputs import Work
+from understudy.runtime.runner import Flight
+from understudy.sampling.verify import Verdict
+
+
+@dataclass(slots=True)
+class Underway:
+    """One pass of the target, from its beginning until what it said was told."""
+
+    shares: list[Share]
+    proposals: list[Proposal]
+    works: list[Work]
+    flight: Flight
+    reason: str
+    """Why so much was drafted."""
+    load: Load
+    plain: Load
+    """The same pass without what was drafted."""
+    started_s: float
+    drafting: DraftingTime
+    launched_s: float
+    """When its rows were handed to the device."""
+    num_firsts: int
+    """What `Runner.num_firsts` was when it began."""
+    is_counted_on: bool = False
+    """The next pass began before the words of this one were seen; its rows are part of their texts already."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing was drafted: then each text that speaks says one word."""
+        return not any(map(Proposal.has_rows, self.proposals))
+
+    def count_on_words(self, first_place: int) -> None:
+        """Take the rows into their texts, and let each know where its next word will be."""
+        self.is_counted_on = True
+        place = first_place
+        for share, count in zip(self.shares, self.flight.counts, strict=True):
+            sequence = share.sequence
+            place += count
+            if sequence.finish_reason is None:
+                sequence.cache.commit(share.num_known, sequence.tokens)
+                sequence.unseen = place - 1 if share.reaches_end else None
+
+    def cycle(self, verdicts: Items[Verdict], *, forward_s: float, sample_s: float) -> Cycle:
+        """What is told of it."""
+        num_draft_rows = sum(len(verdict.draft) for verdict in verdicts)
+        num_scout_rows = sum(len(proposal.scouts) for proposal in self.proposals)
+        num_sampled = sum(bool(verdict.words) for verdict in verdicts)
+        draft_s = self.launched_s - self.started_s
+        return Cycle(
+            num_sequences=len(verdicts),
+            num_prompt_rows=self.load.rows - num_draft_rows - num_scout_rows - num_sampled,
+            num_draft_rows=num_draft_rows,
+            num_scout_rows=num_scout_rows,
+            num_emitted=sum(len(verdict.words) for verdict in verdicts),
+            num_accepted=sum(verdict.num_accepted for verdict in verdicts),
+            context=self.load.keys,
+            draft_s=draft_s,
+            forward_s=forward_s,
+            sample_s=sample_s,
+            total_s=draft_s + forward_s + sample_s,
+            reason=self.reason,
+            num_rows=self.load.rows,
+        )
+
+
+def work_of(share: Share, proposal: Proposal) -> Work:
+    """What one sequence computes."""
+    sequence = share.sequence
+    known = sequence.pending(share.num_known)
+    scored = sequence.rows_to_score(share.num_known)
+    return Work(sequence.cache, known, proposal.bought, share.reaches_end, proposal.scouts, scored, dice=sequence.dice)
+
+
+def load_of(shares: Items[Share], proposals: Items[Proposal]) -> Load:
+    """The size of a pass; without proposals that of the same pass with nothing drafted."""
+    rows = [len(proposal.bought) + len(proposal.scouts) for proposal in proposals] or [0] * len(shares)
+    return Load.of(
+        (share.num_known + more, share.sequence.cache.length) for share, more in zip(shares, rows, strict=True)
+    )

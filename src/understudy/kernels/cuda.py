@@ -1,0 +1,185 @@
+"""A GPU's arithmetic behind the names that a decoder calls: bf16 or fp16 weights, activations and cache, fp32 sums.
+
+The residual stream, the norms, every sum and the logits are fp32. Needs Triton, which the CPU's path never loads.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from understudy.core.weights import WeightType
+from understudy.errors import CapacityError, ModelError
+from understudy.kernels import cuda_attention, cuda_ops
+from understudy.kernels.cuda_linear import GatedLinear, Linear
+from understudy.kernels.cuda_passes import Compute, CudaPasses, Places
+from understudy.kernels.cuda_rows import PAGE, PlacedRows, place_rows
+from understudy.kernels.interface import BodyShape
+from understudy.kernels.rows import Ints, Rows
+
+Floats = NDArray[np.float32]
+
+GRAPHS_OFF = "UNDERSTUDY_NO_GRAPHS"
+"""Set to 1, every kernel is launched by itself: slower, the same bits, for finding faults."""
+
+
+@dataclass(frozen=True, slots=True)
+class CudaCache:
+    """Keys and values of every layer, [layers, blocks + 1, kv_heads, PAGE, dim] each.
+
+    The last block belongs to no text: rows that are only padding write there.
+    """
+
+    keys: Tensor
+    values: Tensor
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that the cache holds."""
+        return self.keys.nbytes + self.values.nbytes
+
+    @property
+    def scratch_slot(self) -> int:
+        """A slot that no text owns."""
+        return (self.keys.shape[1] - 1) * PAGE
+
+    def move(self, sources: Ints, targets: Ints) -> None:
+        """Copy slots to other slots, in order, in every layer."""
+        if sources.size:
+            moved = torch.from_numpy(np.stack([sources, targets]).astype(np.int32)).to(self.keys.device)
+            cuda_ops.copy_slots(self.keys, self.values, moved[0], moved[1])
+
+
+class CudaKernels:
+    """Row-invariant kernels for one GPU and one stream of launches. On the CPU they run in Triton's interpreter."""
+
+    page_tokens = PAGE
+    feature_multiple = 16
+    head_dim_multiple = 16
+    tails_alone = True
+    number_bytes = 2
+
+    def __init__(self, *, device: str = "cuda", dtype: torch.dtype = torch.bfloat16) -> None:
+        assert dtype in (torch.bfloat16, torch.float16)
+        self._device = torch.device(device)
+        self._dtype = dtype
+        self.output_weights: WeightType = "bf16" if dtype == torch.bfloat16 else "fp16"
+        self._counters = cuda_attention.new_counters(self._device)
+        self._places = Places(self._device)
+
+    def linear(self, weight: Tensor, bias: Tensor | None = None, *, weights: WeightType = "bf16") -> Linear:
+        """Pack a weight [outputs, inputs]."""
+        self._check(weights)
+        return Linear.pack(weight, bias, device=self._device, dtype=self._dtype)
+
+    def gated_linear(self, gate: Tensor, up: Tensor, *, weights: WeightType = "bf16") -> GatedLinear:
+        """Pack gate and up [features, inputs]."""
+        self._check(weights)
+        return GatedLinear.pack(gate, up, device=self._device, dtype=self._dtype)
+
+    def _check(self, weights: WeightType) -> None:
+        assert weights == self.output_weights, f"these kernels compute with {self.output_weights}"
+
+    def table(self, weight: Tensor) -> Tensor:
+        """An embedding [vocabulary, hidden]."""
+        return weight.to(self._device, self._dtype).contiguous()
+
+    def numbers(self, values: Tensor) -> Tensor:
+        """Numbers in fp32."""
+        return values.to(self._device, torch.float32).contiguous()
+
+    def cache(self, *, num_layers: int, num_blocks: int, num_kv_heads: int, dim: int) -> CudaCache:
+        """Make room for keys and values."""
+        if dim & (dim - 1):
+            raise ModelError(f"head_dim is {dim}, which is not a power of two.", "Run this model on the CPU.")
+        shape = (num_layers, num_blocks + 1, num_kv_heads, PAGE, dim)
+        try:
+            return CudaCache(*(torch.zeros(shape, dtype=self._dtype, device=self._device) for _ in range(2)))
+        except torch.OutOfMemoryError:
+            wanted = 2 * self._dtype.itemsize * np.prod(shape, dtype=np.int64)
+            free = torch.cuda.mem_get_info(self._device)[0]
+            raise CapacityError(
+                f"{wanted / 2**30:.1f} GiB for keys and values cannot be had: {free / 2**30:.1f} GiB are free.",
+                "Lower max_context or kv_tokens.",
+            ) from None
+
+    def place(self, rows: Rows) -> PlacedRows:
+        """Move rows to the device by one copy."""
+        return place_rows(rows, self._device)
+
+    def start(self, rows: PlacedRows, cache: CudaCache, shape: BodyShape) -> CudaPass:
+        """Begin a pass."""
+        return CudaPass(rows, cache, shape, dtype=self._dtype, counters=self._counters)
+
+    def logits(self, head: Linear, hidden: Tensor, wanted: Tensor) -> Tensor:
+        """The logits [N, vocabulary] in fp32 of the rows of hidden [rows, features] that are wanted."""
+        if not wanted.shape[0]:
+            return torch.empty((0, head.num_outputs), dtype=torch.float32, device=hidden.device)
+        parts = head(cuda_ops.take_rows(hidden, wanted, dtype=self._dtype))
+        assert parts.shape[0] == 1, "an output layer has so many outputs that its inputs are not split"
+        return parts[0]
+
+    def passes(self, compute: Compute, cache: CudaCache, *, vocab_size: int) -> CudaPasses:
+        """What runs a decoder's passes over a cache."""
+        return CudaPasses(
+            compute,
+            places=self._places,
+            device=self._device,
+            scratch_slot=cache.scratch_slot,
+            vocab_size=vocab_size,
+            use_graphs=self._device.type == "cuda" and os.environ.get(GRAPHS_OFF) != "1",
+        )
+
+    def to_host(self, logits: Tensor) -> Floats:
+        """Logits as numpy's; waits for the GPU."""
+        on_host: Floats = logits.cpu().numpy()
+        return on_host
+
+
+class CudaPass:
+    """One pass of rows through the layers. Nothing here waits for the GPU, so a graph can hold all of it."""
+
+    def __init__(
+        self, rows: PlacedRows, cache: CudaCache, shape: BodyShape, *, dtype: torch.dtype, counters: Tensor
+    ) -> None:
+        self._rows = rows
+        self._cache = cache
+        self._shape = shape
+        self._dtype = dtype
+        self._counters = counters
+        self._x: Tensor
+        self._delta: Tensor | None = None
+        """[parts, rows, features]"""
+
+    def embed(self, table: Tensor) -> None:
+        """Begin the residual stream with the rows' lines of a table."""
+        self._x = cuda_ops.take_rows(table, self._rows.token_ids, dtype=torch.float32, words=self._rows.words)
+
+    def norm(self, weight: Tensor) -> Tensor:
+        """x += delta; returns rms_norm(x) * weight, [rows, features]."""
+        return cuda_ops.add_rms_norm(self._x, self._delta, weight, self._shape.rms_norm_eps, dtype=self._dtype)
+
+    def attend(
+        self, qkv: Tensor, *, layer: int, cos: Tensor, sin: Tensor, head_norms: Tensor | None, window: int | None
+    ) -> Tensor:
+        """Write the rows' keys and values, then let each row attend; qkv [parts, rows, all heads * dim]."""
+        keys, values = self._cache.keys[layer], self._cache.values[layer]
+        queries = cuda_ops.rotate_and_store(
+            qkv, self._rows, cos, sin, keys, values,
+            num_heads=self._shape.num_heads, head_norms=head_norms, eps=self._shape.rms_norm_eps,
+        )  # fmt: skip
+        attended = cuda_attention.attend(queries, keys, values, self._rows, counters=self._counters, window=window)
+        return attended.flatten(1)
+
+    def gate(self, gate_up: GatedLinear, x: Tensor) -> Tensor:
+        """silu(gate) * up of x, [rows, features]."""
+        return gate_up(x)
+
+    def add(self, delta: Tensor) -> None:
+        """The parts of a linear layer are added to the residual stream by the next norm."""
+        self._delta = delta

@@ -1,0 +1,86 @@
+"""Which device computes, and with what kernels. The GPU's are loaded only when one is used: they need Triton."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from typing import cast
+
+import torch
+
+from understudy.core.weights import WEIGHTS_ON, Device, DeviceChoice, WeightType
+from understudy.errors import ConfigError
+from understudy.kernels.cpu import CpuKernels
+from understudy.kernels.interface import Kernels
+
+_KEPT_FREE_BYTES = 3 << 30
+"""On a GPU, for what passes hold while they run, and for their graphs."""
+_SHARE_OF_GPU = 0.85
+_SHARE_OF_CPU = 0.25
+_MOST_CPU_BYTES = 2 << 30
+
+
+def choose_device(wanted: DeviceChoice) -> Device:
+    """The device that a choice comes to on this machine."""
+    reason = _why_no_gpu()
+    if wanted == "cuda" and reason:
+        raise ConfigError(f"No GPU can be used: {reason}.", "Choose device='cpu', or 'auto' to use one where it is.")
+    return "cpu" if wanted == "cpu" or reason else "cuda"
+
+
+def _why_no_gpu() -> str:
+    if not torch.cuda.is_available():
+        return "torch finds none, or was built without CUDA"
+    if importlib.util.find_spec("triton") is None:
+        return "the package triton is not installed"
+    return ""
+
+
+def choose_weights(wanted: WeightType | None, device: Device) -> WeightType:
+    """The weights that were asked for, if the device computes with them; else its default."""
+    known = WEIGHTS_ON[device]
+    if wanted is not None and wanted not in known:
+        where = "the CPU" if device == "cpu" else "a GPU"
+        raise ConfigError(
+            f"Weights of type {wanted} are not computed with on {where}.", f"Choose {' or '.join(known)}."
+        )
+    return wanted or known[0]
+
+
+def make_kernels(device: Device, weights: WeightType, *, num_threads: int | None = None) -> Kernels:
+    """The kernels of a device, for weights of a type that it computes with."""
+    if device == "cpu":
+        return CpuKernels(num_threads=num_threads)
+    from understudy.kernels.cuda import CudaKernels
+
+    return cast(Kernels, CudaKernels(dtype=torch.bfloat16 if weights == "bf16" else torch.float16))
+
+
+def room_for_cache(device: Device) -> int:
+    """Bytes that keys and values may take, of what is free."""
+    if device == "cuda":
+        free, _ = torch.cuda.mem_get_info()
+        return max(0, int(_SHARE_OF_GPU * (free - _KEPT_FREE_BYTES)))
+    return min(_MOST_CPU_BYTES, int(_SHARE_OF_CPU * _free_bytes()))
+
+
+def device_facts(device: Device) -> dict[str, str]:
+    """What names a GPU and what computes on it; nothing for the CPU, which is known by its instructions."""
+    if device == "cpu":
+        return {}
+    import triton
+
+    capability = ".".join(map(str, torch.cuda.get_device_capability()))
+    return {
+        "gpu": torch.cuda.get_device_name(),
+        "capability": capability,
+        "cuda": str(torch.version.cuda),
+        "triton": triton.__version__,
+    }
+
+
+def _free_bytes() -> int:
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):  # not every system tells
+        return 4 * _MOST_CPU_BYTES

@@ -1,0 +1,46 @@
+"""Passes where the host computes: they are over when they were asked for, and whoever holds the logits draws."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from understudy.core.dice import Dice
+from understudy.kernels.interface import Drawn
+from understudy.kernels.rows import Rows
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class HostLaunched:
+    """A pass that is over."""
+
+    found: Floats
+
+    def logits(self, first: int, last: int) -> Floats:
+        """The logits of some places."""
+        return self.found[first:last]
+
+    def drawn(self) -> Drawn:
+        """Nothing is drawn here."""
+        raise AssertionError("words are drawn by who holds the logits")
+
+
+class HostPasses:
+    """Passes that are computed when they are asked for."""
+
+    draws = False
+    first_place = 0
+    first_rival = 0
+    num_firsts = 0
+
+    def __init__(self, compute: Callable[[Rows], Floats]) -> None:
+        self._compute = compute
+
+    def launch(self, rows: Rows, dice: Sequence[Dice | None]) -> HostLaunched:
+        """Compute a pass."""
+        return HostLaunched(self._compute(rows))

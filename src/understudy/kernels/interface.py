@@ -1,0 +1,161 @@
+"""What a decoder asks of a device: kernels that hold weights and a cache there, and one pass of rows over them.
+
+An array is whatever a device computes on, numpy's on the CPU and torch's on a GPU. A decoder only hands them on, from
+one call to the next, so it need not know: what a linear layer returns is for the next call alone to understand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from understudy.core.dice import Dice
+from understudy.core.weights import WeightType
+from understudy.kernels.rows import Ints, Rows
+
+Array = Any
+"""On the device: numpy.ndarray on the CPU, torch.Tensor on a GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class BodyShape:
+    """What a pass must know of a model besides its weights."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    head_dim: int
+    rms_norm_eps: float
+
+
+class PackedLinear(Protocol):
+    """A weight [outputs, inputs] where and as the device reads it."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that it takes."""
+
+    def __call__(self, x: Array) -> Array:
+        """x [rows, inputs] -> y [rows, outputs], as the next call wants it."""
+
+
+class Cache(Protocol):
+    """Keys and values of every layer."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that the cache may come to hold."""
+
+    def move(self, sources: Ints, targets: Ints) -> None:
+        """Copy slots to other slots, in order, in every layer."""
+
+
+class Pass(Protocol):
+    """One pass of rows through the layers. It holds the residual stream and what a linear layer adds to it next."""
+
+    def embed(self, table: Array) -> None:
+        """Begin the residual stream with the lines of a table [vocabulary, hidden]."""
+
+    def norm(self, weight: Array) -> Array:
+        """Add what is to be added to the residual stream, and return its norm [rows, hidden]."""
+
+    def attend(
+        self, qkv: Array, *, layer: int, cos: Array, sin: Array, head_norms: Array | None, window: int | None
+    ) -> Array:
+        """Write the rows' keys and values, then let each row attend, to the last `window` positions if there is one.
+
+        qkv as a linear layer returned it; head_norms [heads + kv_heads, dim] norms the heads first. The result is
+        [rows, heads * dim].
+        """
+
+    def gate(self, gate_up: Array, x: Array) -> Array:
+        """silu(gate x) * (up x) with what `gated_linear` packed: [rows, intermediate]."""
+
+    def add(self, delta: Array) -> None:
+        """What a linear layer returned is to be added to the residual stream."""
+
+
+class Drawn(NamedTuple):
+    """What a device drew, by place; of no meaning where no dice were given."""
+
+    words: list[int]
+    sureness: list[float]
+    """How sure each word is, from 0 to 1, for whoever only guesses"""
+    rivals: list[int]
+    """Who came second; -1 for nobody"""
+
+
+class Launched(Protocol):
+    """A pass under way. Places are those of the rows whose logits are wanted, in their order."""
+
+    def logits(self, first: int, last: int) -> NDArray[np.float32]:
+        """The logits [places, vocabulary] of some places; only until the next pass begins."""
+
+    def drawn(self) -> Drawn:
+        """The words of all places."""
+
+
+class Passes(Protocol):
+    """Runs a decoder's passes over one cache, one after the other."""
+
+    draws: bool
+    """Whether words are drawn where the logits are. A pass may then begin before anybody has seen them: a token id of
+    -1 - n is the word at place n, until the same decoder's next pass draws there."""
+    first_place: int
+    """Where this decoder's words begin."""
+    first_rival: int
+    """Where those begin that came second."""
+    num_firsts: int
+    """Passes of this device that took longer because they were the first of their size: they say nothing of others."""
+
+    def launch(self, rows: Rows, dice: Sequence[Dice | None]) -> Launched:
+        """Begin a pass; `dice` by place, None where the host draws."""
+
+
+class Kernels(Protocol):
+    """Row-invariant arithmetic on one device."""
+
+    page_tokens: int
+    feature_multiple: int
+    head_dim_multiple: int
+    tails_alone: bool
+    """Whether rows with tails are best read one by one: see kernels/rows.py"""
+    number_bytes: int
+    """Memory of one number of the cache"""
+    output_weights: WeightType
+    """How a target's output layer is held: as near to the model as the device can"""
+
+    def linear(self, weight: Tensor, bias: Tensor | None = None, *, weights: WeightType = "fp32") -> PackedLinear:
+        """Pack a weight [outputs, inputs]."""
+
+    def gated_linear(self, gate: Tensor, up: Tensor, *, weights: WeightType = "fp32") -> PackedLinear:
+        """Pack gate and up, [intermediate, hidden] each, for `Pass.gate`."""
+
+    def table(self, weight: Tensor) -> Array:
+        """An embedding [vocabulary, hidden] where `Pass.embed` reads it."""
+
+    def numbers(self, values: Tensor) -> Array:
+        """Norms' weights and rotary angles, fp32, where the kernels read them."""
+
+    def cache(self, *, num_layers: int, num_blocks: int, num_kv_heads: int, dim: int) -> Any:
+        """Make room for keys and values."""
+
+    def place(self, rows: Rows) -> Any:
+        """Rows where the kernels read them; `logit_rows` are among them."""
+
+    def start(self, rows: Any, cache: Any, shape: BodyShape) -> Pass:
+        """Begin a pass over placed rows."""
+
+    def logits(self, head: Any, hidden: Array, wanted: Array) -> Array:
+        """The logits [N, vocabulary] of the rows of `hidden` that are wanted, by the packed output layer."""
+
+    def passes(self, compute: Callable[[Any], Array], cache: Any, *, vocab_size: int) -> Passes:
+        """What runs passes; `compute` takes placed rows to logits on the device."""
+
+    def to_host(self, logits: Array) -> NDArray[np.float32]:
+        """Logits as numpy's; waits for the device."""
