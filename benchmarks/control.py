@@ -3,10 +3,10 @@
     python benchmarks/control.py [--rounds 20] [--concurrency 1,4,16] [--max-tokens 40] [--depths 2,4,8] [--json OUT]
 
 Every round asks texts of eight classes at temperatures from 0 to 1.5, in waves of so many at once. Each wave is
-answered by one arm right after the other, in an order drawn anew: `plain` has no drafter, `default` is what a user gets,
-`chance` is plain once more, and `depth d` forces drafts of a fixed depth (alone, to see what the best fixed choice would
-have been). A wave's requests come at times that are the same for every arm: in a closed loop whoever is faster is asked
-more. Words must be equal in all arms.
+answered by one arm right after the other, in an order drawn anew: `plain` has no drafter, `default` is what a user
+gets, `chance` is plain once more, and `depth d` forces drafts of a fixed depth (alone, to see what the best fixed
+choice would have been). A wave's requests come at times that are the same for every arm: in a closed loop whoever is
+faster is asked more. Words must be equal in all arms.
 Speed-ups are of time per token, decoding alone: the median over the rounds, with its distribution-free 95 % interval.
 """
 
