@@ -139,15 +139,16 @@ def keys_noise_without_the_seed(patch: Patch) -> None:
 
 def commits_a_rejected_row(patch: Patch) -> None:
     """Where a drafted row was rejected, the cache keeps one row too many."""
-    commit = Engine._commit
+    commit = engine_module.commit
 
-    def commit_one_more(self: Engine, share: Any, proposal: Any, verdict: Verdict) -> None:
-        commit(self, share, proposal, verdict)
-        cache = share.sequence.cache
-        if len(verdict.draft) > len(verdict.path) and cache.length % checks.PAGE:  # within the last block
-            cache.length += 1
+    def commit_one_more(runner: Any, landed: Any) -> None:
+        commit(runner, landed)
+        for share, verdict in landed:
+            cache = share.sequence.cache
+            if len(verdict.draft) > len(verdict.path) and cache.length % checks.PAGE:  # within the last block
+                cache.length += 1
 
-    patch.setattr(Engine, "_commit", commit_one_more)
+    patch.setattr(engine_module, "commit", commit_one_more)
 
 
 def copies_no_accepted_rows(patch: Patch) -> None:
@@ -244,11 +245,11 @@ def rounds_by_the_number_of_rows(patch: Patch) -> None:
 def checks_for_a_stop_once_per_step(patch: Patch) -> None:
     """All words of a walk are said before anybody looks for a stop."""
 
-    def verify(self: Engine, share: Any, proposal: Any, logits: Any) -> Verdict:
+    def verify(self: Engine, share: Any, proposal: Any, answer: Any) -> Verdict:
         verdict = Verdict(proposal.bought)
         if not share.reaches_end:
             return verdict
-        for word in engine_module.walk(proposal.bought, lambda row: share.sequence.draw(logits[row])):
+        for word in engine_module.walk(proposal.bought, lambda row: share.sequence.draw(answer, row)):
             verdict.words.append(word)
             goes_on = share.sequence.append(word.token)
         verdict.cut = not goes_on
@@ -260,10 +261,10 @@ def checks_for_a_stop_once_per_step(patch: Patch) -> None:
 def counts_drafted_tokens_for_penalties(patch: Patch) -> None:
     verify = Engine._verify
 
-    def verify_after_counting(self: Engine, share: Any, proposal: Any, logits: Any) -> Verdict:
+    def verify_after_counting(self: Engine, share: Any, proposal: Any, answer: Any) -> Verdict:
         for token in proposal.bought.tokens:
             share.sequence._sampler.append(token)
-        return verify(self, share, proposal, logits)
+        return verify(self, share, proposal, answer)
 
     patch.setattr(Engine, "_verify", verify_after_counting)
 
@@ -273,8 +274,8 @@ def counts_for_penalties_once_per_step(patch: Patch) -> None:
     verify, append = Engine._verify, Sampler.append
     heard: list[tuple[Sampler, int]] = []
 
-    def verify_then_count(self: Engine, share: Any, proposal: Any, logits: Any) -> Verdict:
-        verdict = verify(self, share, proposal, logits)
+    def verify_then_count(self: Engine, share: Any, proposal: Any, answer: Any) -> Verdict:
+        verdict = verify(self, share, proposal, answer)
         for sampler, token in heard:
             append(sampler, token)
         heard.clear()
@@ -289,9 +290,9 @@ def masks_once_per_step(patch: Patch) -> None:
     verify, allowed = Engine._verify, GrammarState.allowed
     masks: dict[int, Any] = {}
 
-    def verify_afresh(self: Engine, share: Any, proposal: Any, logits: Any) -> Verdict:
+    def verify_afresh(self: Engine, share: Any, proposal: Any, answer: Any) -> Verdict:
         masks.clear()
-        return verify(self, share, proposal, logits)
+        return verify(self, share, proposal, answer)
 
     patch.setattr(GrammarState, "allowed", lambda self: masks.setdefault(id(self), allowed(self)))
     patch.setattr(Engine, "_verify", verify_afresh)
@@ -312,18 +313,19 @@ def shares_prefixes_between_tenants(patch: Patch) -> None:
 
 def caches_uncommitted_tokens(patch: Patch) -> None:
     """A block is entered as soon as it is full of known and drafted tokens, accepted or not."""
-    commit = Engine._commit
+    commit = engine_module.commit
 
-    def commit_drafted(self: Engine, share: Any, proposal: Any, verdict: Verdict) -> None:
-        cache = share.sequence.cache
-        text = [*share.sequence.tokens[: cache.length + share.num_known], *proposal.bought.tokens]
-        place = cache._num_cached_blocks
-        page = tuple(text[place * checks.PAGE : (place + 1) * checks.PAGE])
-        if cache._prefix is not None and len(page) == checks.PAGE:
-            cache._prefix.insert(cache._node, page, cache.blocks[place])
-        commit(self, share, proposal, verdict)
+    def commit_drafted(runner: Any, landed: Any) -> None:
+        for share, verdict in landed:
+            cache = share.sequence.cache
+            text = [*share.sequence.tokens[: cache.length + share.num_known], *verdict.draft.tokens]
+            place = cache._num_cached_blocks
+            page = tuple(text[place * checks.PAGE : (place + 1) * checks.PAGE])
+            if cache._prefix is not None and len(page) == checks.PAGE:
+                cache._prefix.insert(cache._node, page, cache.blocks[place])
+        commit(runner, landed)
 
-    patch.setattr(Engine, "_commit", commit_drafted)
+    patch.setattr(engine_module, "commit", commit_drafted)
 
 
 def adopts_the_whole_prompt(patch: Patch) -> None:

@@ -1,11 +1,14 @@
 """The engine: continuous batching around one step that you can recite.
 
-choose      who computes which known rows                    scheduler.plan
-draft       what is proposed ahead, and what of it pays      drafting.propose
-forward     one pass of the target over all those rows       runner.forward
-verify      the target's own words along each draft          sampling.verify.walk
-commit      lengths move forward; accepted rows fall in line  cache.keep, cache.commit
-observe     what it cost and how good the guesses were       cost.observe, drafting.observe
+begin   choose      who computes which known rows                    scheduler.plan
+        draft       what is proposed ahead, and what of it pays      drafting.propose
+        launch      one pass of the target over all those rows       runner.launch
+land    verify      the target's own words along each draft          sampling.verify.walk
+        commit      lengths move forward; accepted rows fall in line  cache.keep, cache.commit
+tell    observe     what it cost and how good the guesses were       cost.observe, drafting.observe
+
+On the CPU a step is those three in turn. A device that draws words by itself is given its next pass before the last one
+is told of, and, where nobody must look at the words first, before it has landed.
 """
 
 from __future__ import annotations
@@ -29,12 +32,11 @@ from understudy.engine.drafting import Drafting, Proposal
 from understudy.engine.refusal import check_request
 from understudy.engine.scheduler import Scheduler, Share
 from understudy.engine.sequence import Sequence
-from understudy.engine.underway import Underway, load_of, work_of
+from understudy.engine.underway import Underway, commit, load_of, score, work_of
 from understudy.errors import InvalidRequest
 from understudy.kv.pool import BlockPool
 from understudy.kv.prefix import PrefixCache
 from understudy.kv.sequence import SequenceCache
-from understudy.runtime.inputs import Work
 from understudy.runtime.runner import Answer, Runner
 from understudy.sampling.grammar import GrammarCompiler, GrammarError, GrammarState
 from understudy.sampling.verify import Verdict, walk
@@ -162,8 +164,7 @@ class Engine:
         for share, verdict in zip(underway.shares, verdicts, strict=True):
             if verdict.words or verdict.cut:
                 outputs.append(share.sequence.take_output())
-        cycle = underway.cycle(verdicts, forward_s=self._forward_s, sample_s=self._clock() - self._landed_s)
-        self._emit(cycle)
+        self._emit(underway.cycle(verdicts, forward_s=self._forward_s, sample_s=self._clock() - self._landed_s))
         return outputs
 
     def _begin(self) -> Underway | None:
@@ -172,8 +173,7 @@ class Engine:
         shares = self._scheduler.plan()
         if not shares:
             return None
-        proposals, reason = self._draft(shares)
-        return self._launch(shares, proposals, reason, started_s=started)
+        return self._launch(shares, *self._draft(shares), started_s=started)
 
     def _begin_ahead(self, underway: Underway) -> Underway | None:
         """Begin the next pass before the words of this one are seen, where nobody must look at them first."""
@@ -212,20 +212,22 @@ class Engine:
         self._forward_s = landed - max(underway.launched_s, self._landed_s, min(underway.drafting.ready_s, landed))
         self._landed_s = landed
         is_over = [share.sequence.finish_reason is not None for share in shares]  # while this pass was on its way
-        answers = [self._score(*item) for item in zip(shares, underway.works, answers, strict=True)]
+        answers = [score(*item) for item in zip(shares, underway.works, answers, strict=True)]
         verdicts = [
             Verdict(proposal.bought) if over else self._verify(share, proposal, answer)
             for share, proposal, answer, over in zip(shares, proposals, answers, is_over, strict=True)
         ]
         self._time_words(sum(len(verdict.words) for verdict in verdicts), self._clock() - landed)
-        for share, proposal, verdict, answer, over in zip(shares, proposals, verdicts, answers, is_over, strict=True):
+        alive = [index for index, over in enumerate(is_over) if not over]
+        for index in alive:
+            self._learn(shares[index], proposals[index], answers[index])
+        if not underway.is_counted_on:
+            commit(self._runner, [(shares[index], verdicts[index]) for index in alive])
+        for share in shares:
             share.sequence.unseen = None
-            if over:
-                continue
-            self._learn(share, proposal, answer)
-            self._commit(share, verdict, is_committed=underway.is_counted_on)
-            if share.sequence.finish_reason is not None:
-                self._remove(share.sequence)
+        for index in alive:
+            if shares[index].sequence.finish_reason is not None:
+                self._remove(shares[index].sequence)
         return verdicts
 
     def check(self) -> None:
@@ -292,16 +294,6 @@ class Engine:
                 proposals[index] = Proposal(proposal.drafts, proposal.bought if cache.reserve(num_rows) else EMPTY)
         return proposals, reason
 
-    def _score(self, share: Share, work: Work, answer: Answer) -> Answer:
-        """Let the scored rows tell the log probabilities of the prompt; return the rows that words are drawn from."""
-        if answer.logits is None or not len(work.scored) or share.sequence.finish_reason is not None:
-            return answer
-        try:
-            share.sequence.score(answer.logits[: len(work.scored)])
-        except FloatingPointError as error:
-            share.sequence.end("error", str(error))
-        return Answer(answer.logits[len(work.scored) :])
-
     def _verify(self, share: Share, proposal: Proposal, answer: Answer) -> Verdict:
         """Let the target speak along the draft until it leaves it or a stop condition holds."""
         sequence = share.sequence
@@ -334,13 +326,6 @@ class Engine:
                 for index, leaf in enumerate(scouts.leaves())
             ],
         )
-
-    def _commit(self, share: Share, verdict: Verdict, *, is_committed: bool) -> None:
-        """Move the cache forward over the accepted rows. The last word has no row yet: it leads the next step."""
-        sequence, path = share.sequence, verdict.path
-        if not is_committed:
-            self._runner.move(*sequence.cache.keep(share.num_known, path))
-            sequence.cache.commit(share.num_known + len(path), sequence.tokens)
 
     def _observe(self, underway: Underway, verdicts: Items[Verdict]) -> None:
         """Learn how good the guesses were and what they cost, unless something was done for the first time."""

@@ -28,6 +28,10 @@ from understudy.core.draft import Draft, merge
 from understudy.drafters.base import Budget, Drafter, PricedDrafter
 from understudy.engine.sequence import Sequence
 
+_PLAN_CYCLES = 3
+_FEW_UNREAD = MOST_DEPTH + 1
+"""After a draft a few words are unread, whatever became of it."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Probe:
@@ -39,6 +43,15 @@ class _Probe:
     def goes_on(self, sequence: Sequence, prospect: Prospect) -> bool:
         """Whether this is the text, and what was paid for has brought it forward."""
         return sequence.sequence_id == self.sequence_id and prospect.num_unread < self.num_unread
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A plan, and for how many cycles more it holds: what it hangs on moves slowly."""
+
+    ids: tuple[int, ...]
+    plan: Plan
+    num_cycles: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +83,7 @@ class Pricing:
         self._lengths = lengths
         self._calibrated = calibrated
         self._probes: dict[str, _Probe] = {}  # by drafter
+        self._held: dict[str, _Held] = {}  # likewise
 
     def plan(
         self,
@@ -84,10 +98,17 @@ class Pricing:
         """Whom to ask a drafter that costs time, and until when it is worth going on."""
         forced = {index for index, s in enumerate(sequences) if s.request.speculation.forced}
         if len(forced) == len(sequences):  # there is nothing to weigh
-            is_reading = any(drafter.num_unread(sequence.context) > MOST_DEPTH + 1 for sequence in sequences)
+            is_reading = any(drafter.num_unread(sequence.context) > _FEW_UNREAD for sequence in sequences)
             return Asked(sorted(forced), list(budgets), is_reading)
-        prospects = [self._prospect(drafter, *item) for item in zip(sequences, budgets, before, strict=True)]
-        chosen = plan(prospects, base, target=self._cost, drafter=drafter.cost, num_emitting=num_emitting)
+        unread = [max(1, int(drafter.num_unread(sequence.context))) for sequence in sequences]
+        is_alone = not any(len(draft) for drafts in before for draft in drafts)
+        chosen = self._held_plan(drafter.name, sequences, unread) if is_alone else None
+        prospects: list[Prospect] = []
+        if chosen is None:
+            items = zip(sequences, budgets, before, unread, strict=True)
+            prospects = [self._prospect(drafter, *item) for item in items]
+            chosen = plan(prospects, base, target=self._cost, drafter=drafter.cost, num_emitting=num_emitting)
+            self._held[drafter.name] = _Held(_ids(sequences), chosen, _PLAN_CYCLES if is_alone else 0)
         asked = set(chosen.asked)
         if asked:
             texts = by_class(sequences[index].request.workload_class for index in asked)
@@ -99,9 +120,18 @@ class Pricing:
             budget if index in forced else self._limited(drafter, sequence, budget, chosen)
             for index, (sequence, budget) in enumerate(zip(sequences, budgets, strict=True))
         ]
-        # after a draft a few words are unread, whatever became of it
-        is_reading = any(prospects[index].num_unread > MOST_DEPTH + 1 for index in asked | forced)
+        is_reading = any(unread[index] > _FEW_UNREAD for index in asked | forced)
         return Asked(sorted(asked | forced), limited, is_reading)
+
+    def _held_plan(self, name: str, sequences: Items[Sequence], unread: Items[int]) -> Plan | None:
+        """The plan of the last cycles, if it was one for the same texts, who have nothing new to be read."""
+        held = self._held.get(name)
+        if held is None or not held.plan.asked or not held.num_cycles or max(unread) > _FEW_UNREAD:
+            return None
+        if held.ids != _ids(sequences):
+            return None
+        self._held[name] = replace(held, num_cycles=held.num_cycles - 1)
+        return held.plan
 
     def _probe(
         self, drafter: PricedDrafter, sequences: Items[Sequence], prospects: Items[Prospect], base: Load
@@ -121,12 +151,14 @@ class Pricing:
             self._probes[name] = _Probe(sequences[chosen].sequence_id, prospects[chosen].num_unread)
         return {chosen}
 
-    def _prospect(self, drafter: PricedDrafter, sequence: Sequence, budget: Budget, before: Items[Draft]) -> Prospect:
+    def _prospect(
+        self, drafter: PricedDrafter, sequence: Sequence, budget: Budget, before: Items[Draft], num_unread: int
+    ) -> Prospect:
         request = sequence.request
         free = merge([self._calibrated(sequence, draft) for draft in before])
         return Prospect(
             context=len(sequence.tokens),
-            num_unread=max(1, int(drafter.num_unread(sequence.context))),
+            num_unread=num_unread,
             acceptance=[
                 self._stats.acceptance_at(
                     request.workload_class, drafter.name, position, temperature=request.sampling.temperature
@@ -151,3 +183,7 @@ class Pricing:
             return bool(chosen.asked) and chosen.is_worth(survival * following)
 
         return replace(budget, max_depth=min(budget.max_depth, MOST_DEPTH), goes_on=goes_on)
+
+
+def _ids(sequences: Items[Sequence]) -> tuple[int, ...]:
+    return tuple(sequence.sequence_id for sequence in sequences)

@@ -58,6 +58,7 @@ class Sequence:
         self.stop_reason: int | str | None = None
         self.error: str | None = None
         self._num_prompt = len(request.prompt_ids)
+        self._min_tokens = sampling.min_tokens
         self._max_tokens = min(sampling.max_tokens, max_context - self._num_prompt)
         self._grammar = grammar
         has_ends = grammar is not None or not sampling.ignore_eos
@@ -91,6 +92,7 @@ class Sequence:
             end_ids=self._eos_ids | self._stop_ids,
             vocab_size=vocab_size,
         )
+        self._remembers = self._sampler.remembers
 
     @property
     def num_generated(self) -> int:
@@ -177,7 +179,8 @@ class Sequence:
     def append(self, token: int, source: str = "") -> bool:
         """Say one more token, which the drafter `source` had foreseen; return whether the text goes on."""
         self.tokens.append(token)
-        self._sampler.append(token)
+        if self._remembers:
+            self._sampler.append(token)
         self._fresh.append(token)
         self._fresh_sources.append(source)
         if token in self._eos_ids:
@@ -185,15 +188,16 @@ class Sequence:
         elif token in self._stop_ids:
             self._finish("stop", token)
         else:
-            may_stop = self.num_generated >= self.request.sampling.min_tokens
-            self._text.append(self._detokenizer.add(token, may_stop=may_stop))
-            if self._grammar is not None:
-                self._grammar.advance(token)
-            if self._detokenizer.stopped is not None:
-                self._finish("stop", self._detokenizer.stopped)
-            elif self._grammar is not None and self._grammar.is_complete:
+            detokenizer, grammar = self._detokenizer, self._grammar
+            num_generated = len(self.tokens) - self._num_prompt
+            self._text.append(detokenizer.add(token, may_stop=num_generated >= self._min_tokens))
+            if grammar is not None:
+                grammar.advance(token)
+            if detokenizer.stopped is not None:
+                self._finish("stop", detokenizer.stopped)
+            elif grammar is not None and grammar.is_complete:
                 self._finish("stop", None)
-            elif self.num_left <= 0:
+            elif num_generated >= self._max_tokens:
                 self._finish("length", None)
         return self.finish_reason is None
 

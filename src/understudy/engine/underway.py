@@ -10,7 +10,7 @@ from understudy.core.events import Cycle
 from understudy.engine.drafting import DraftingTime, Proposal
 from understudy.engine.scheduler import Share
 from understudy.runtime.inputs import Work
-from understudy.runtime.runner import Flight
+from understudy.runtime.runner import Answer, Flight, Runner
 from understudy.sampling.verify import Verdict
 
 
@@ -89,3 +89,28 @@ def load_of(shares: Items[Share], proposals: Items[Proposal]) -> Load:
     return Load.of(
         (share.num_known + more, share.sequence.cache.length) for share, more in zip(shares, rows, strict=True)
     )
+
+
+def score(share: Share, work: Work, answer: Answer) -> Answer:
+    """Let the scored rows tell the log probabilities of the prompt; return the rows that words are drawn from."""
+    sequence = share.sequence
+    if answer.logits is None or not len(work.scored) or sequence.finish_reason is not None:
+        return answer
+    try:
+        sequence.score(answer.logits[: len(work.scored)])
+    except FloatingPointError as error:
+        sequence.end("error", str(error))
+    return Answer(answer.logits[len(work.scored) :])
+
+
+def commit(runner: Runner, landed: Items[tuple[Share, Verdict]]) -> None:
+    """Move caches forward over the accepted rows. The last word has no row yet: it leads the next step."""
+    sources: list[int] = []
+    targets: list[int] = []
+    for share, verdict in landed:
+        moved = share.sequence.cache.keep(share.num_known, verdict.path)
+        sources += moved[0]
+        targets += moved[1]
+    runner.move(sources, targets)
+    for share, verdict in landed:
+        share.sequence.cache.commit(share.num_known + verdict.num_accepted, share.sequence.tokens)

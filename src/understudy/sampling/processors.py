@@ -79,6 +79,11 @@ class Sampler:
         penalised = params.repetition_penalty != 1.0 or params.frequency_penalty or params.presence_penalty
         self._penalties = Penalties(params, prompt_ids, vocab_size) if penalised else None
 
+    @property
+    def remembers(self) -> bool:
+        """Whether words that were said change those to come."""
+        return self._penalties is not None
+
     def append(self, token: int) -> None:
         """Let a committed token count for the penalties."""
         if self._penalties is not None:
