@@ -1,8 +1,10 @@
 """The engine on a GPU: speed, and whether every way to the same words leads to the same words.
 
     PYTHONPATH=src python benchmarks/gpu_engine.py speed [--widen 8b] [--twin 0.1] [--streams 1,8,32] [--json OUT]
-    PYTHONPATH=src python benchmarks/gpu_engine.py exact [--widen 8b] [--prompts 8] [--json OUT]
+    PYTHONPATH=src python benchmarks/gpu_engine.py exact [--widen 8b] [--twin 0.1] [--json OUT]
     PYTHONPATH=src python benchmarks/gpu_engine.py cycle [--widen 8b] [--json OUT]
+
+Several of them, with commas between, share one loading.
 
 speed   tokens/s with so many texts at once, plain and with a draft model (the model itself with noise), by class; all
         texts of a measurement begin together, and reading their prompts is in the time
@@ -196,32 +198,37 @@ def speed(target: Target, options: argparse.Namespace) -> list[dict[str, Any]]:
 def exact(target: Target, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Every way to the same words."""
     engines = Engines(target, kv_tokens=options.kv_tokens, max_sequences=64)
-    prompts = prompts_of(target, options.classes.replace("+", ",").split(","), options.prompts)[: options.num_prompts]
-    known: dict[float, list[tuple[int, ...]]] = {}
+    prompts = prompts_of(target, options.classes.replace("+", ",").split(","), options.prompts)
+    most = {1: 4, 8: 8} | {32: 32}  # prompts by streams
+    streams = [int(part) for part in options.exact_streams.split(",")]
+    prompts = [prompts[i % len(prompts)] for i in range(max(most[count] for count in streams))]
     rows = []
-    drafters: list[tuple[str, ...]] = [(), ("suffix",), ("ngram",), ("lookahead",)]
-    drafters += [("model",), ("suffix", "model")] if options.twin is not None else []
-    streams = [int(part) for part in options.streams.split(",")]
+    drafters = [tuple(name for name in part.split("+") if name != "none") for part in options.drafters.split(",")]
+    known = {
+        temperature: engines.answer(
+            engines.engine(()), prompts, streams=1, max_tokens=options.max_tokens, temperature=temperature
+        ).tokens
+        for temperature in (0.0, 1.0)
+    }
     for temperature, names, prefix, count in itertools.product((0.0, 1.0), drafters, (False, True), streams):
         engine = engines.engine(names, prefix_cache=prefix)
         speculation = Speculation(forced=bool(names), max_depth=4)
         run = engines.answer(
             engine,
-            prompts,
+            prompts[: most[count]],
             streams=count,
             max_tokens=options.max_tokens,
             temperature=temperature,
             speculation=speculation,
         )
-        expected = known.setdefault(temperature, run.tokens)
-        num_equal = sum(a == b for a, b in zip(run.tokens, expected, strict=True))
+        num_equal = sum(a == b for a, b in zip(run.tokens, known[temperature], strict=False))
         row = {
             "temperature": temperature,
             "drafters": "+".join(names) or "none",
             "prefix_cache": prefix,
             "streams": count,
             "equal": num_equal,
-            "of": len(prompts),
+            "of": len(run.tokens),
             "tokens_per_cycle": run.facts()["tokens_per_cycle"],
         }
         rows.append(row)
@@ -269,13 +276,15 @@ def cycle(target: Target, options: argparse.Namespace) -> list[dict[str, Any]]:
 def main() -> None:
     """Measure, print, and exit with 1 if any words differ."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("speed", "exact", "cycle"))
+    parser.add_argument("what", help="speed, exact, cycle, or several with commas between")
     parser.add_argument("--model")
     parser.add_argument("--widen")
     parser.add_argument("--twin", type=float)
     parser.add_argument("--streams", default="1,8,32")
     parser.add_argument("--classes", default="code,chat")
     parser.add_argument("--depths", default="4")
+    parser.add_argument("--drafters", default="none,suffix,ngram,lookahead,model,suffix+model", help="of exact")
+    parser.add_argument("--exact-streams", default="1,8,32")
     parser.add_argument("--prompts", type=Path, help="a JSON list of {class, text}; our own if none is given")
     parser.add_argument("--num-prompts", type=int, default=8)
     parser.add_argument("--max-tokens", type=int, default=192)
@@ -289,7 +298,8 @@ def main() -> None:
     target = load_target(options.model, widen=options.widen, draft=draft)
     took_s = time.perf_counter() - started
     tell(f"{target.name}, {target.weights}, self-test {target.is_row_invariant}, loaded in {took_s:.1f} s")
-    rows = {"speed": speed, "exact": exact, "cycle": cycle}[options.what](target, options)
+    measured = {"speed": speed, "exact": exact, "cycle": cycle}
+    rows = [row for what in options.what.split(",") for row in measured[what](target, options)]
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1))
     sys.exit(any(row.get("identical") is False or row.get("equal", 0) != row.get("of", 0) for row in rows))

@@ -59,7 +59,7 @@ def build(kernels: Kernels, model: str | None, *, rounded: bool = False) -> tupl
     if rounded:
         loaded.tensors.update({name: tensor.bfloat16().float() for name, tensor in loaded.tensors.items()})
     text = loaded.tokenizer.encode(Path(__file__).read_text(encoding="utf-8"))
-    return Decoder(loaded.config, loaded.tensors, kernels), list(text)[:NUM_TOKENS]
+    return Decoder(loaded.config, loaded.tensors, kernels, weights=kernels.output_weights), list(text)[:NUM_TOKENS]
 
 
 def in_chunks(decoder: Decoder, text: list[int], size: int) -> Floats:

@@ -1,9 +1,10 @@
 """Plain decoding on a GPU with random weights of a model's shape: time of a step, tokens and bytes per second.
 
-    PYTHONPATH=src python benchmarks/gpu_forward.py [--shape 8b] [--streams 1,8,32] [--context 256]
+    PYTHONPATH=src python benchmarks/gpu_forward.py [--shape 8b] [--streams 1,8,32] [--context 256] [--fast]
 
 One step computes one row of each stream and is replayed as a graph. Bytes are those that a step must read: all weights
-once (of the embedding only the rows) and the keys and values of all streams.
+once (of the embedding only the rows) and the keys and values of all streams. --fast has cuBLAS compute the linear
+layers, which promises nothing about rows: what exactness costs is the difference.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ import time
 import torch
 from rich.console import Console
 from torch import Tensor
+from torch.nn import functional
 
 from understudy.core.draft import EMPTY
 from understudy.kernels.cuda import CudaKernels
+from understudy.kernels.cuda_linear import GatedLinear, Linear
 from understudy.kv.pool import BlockPool
 from understudy.kv.sequence import SequenceCache
 from understudy.models.config import ModelConfig
@@ -53,7 +56,7 @@ def random_model(shape: str) -> Decoder:
             ("mlp.gate_proj", inner, hidden), ("mlp.up_proj", inner, hidden), ("mlp.down_proj", hidden, inner),
         ):  # fmt: skip
             tensors[f"{prefix}{name}.weight"] = drawn(outputs, inputs)
-    return Decoder(config, tensors, CudaKernels())
+    return Decoder(config, tensors, CudaKernels(), weights="bf16")
 
 
 def step_seconds(decoder: Decoder, *, num_streams: int, num_rows: int, context: int) -> tuple[float, float]:
@@ -91,6 +94,22 @@ def step_seconds(decoder: Decoder, *, num_streams: int, num_rows: int, context: 
     return sorted(replayed)[10], sorted(launched)[2]
 
 
+def use_cublas() -> None:
+    """Let cuBLAS compute linear layers; the rest stays as it is."""
+
+    def linear(self: Linear, x: Tensor) -> Tensor:
+        bias = None if self.bias is None else self.bias[: self.num_outputs].to(x.dtype)
+        return functional.linear(x, self.weight[: self.num_outputs, : self.num_inputs], bias).float()[None]
+
+    def gated(self: GatedLinear, x: Tensor) -> Tensor:
+        both = functional.linear(x, self.stacked.weight[:, : self.stacked.num_inputs])
+        gate, up = both.chunk(2, dim=1)
+        return functional.silu(gate[:, : self.num_features]) * up[:, : self.num_features]
+
+    Linear.__call__ = linear  # type: ignore[method-assign]
+    GatedLinear.__call__ = gated  # type: ignore[method-assign]
+
+
 def main() -> None:
     """Measure and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -98,7 +117,10 @@ def main() -> None:
     parser.add_argument("--streams", default="1,8,32")
     parser.add_argument("--rows", default="1", help="rows of each stream")
     parser.add_argument("--context", default="256")
+    parser.add_argument("--fast", action="store_true", help="cuBLAS for the linear layers")
     arguments = parser.parse_args()
+    if arguments.fast:
+        use_cublas()
     decoder = random_model(arguments.shape)
     config = decoder.config
     num_weight_bytes = decoder.num_bytes - 2 * config.vocab_size * config.hidden_size
