@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 
 CLIENTS := .venv-clients
 
-.PHONY: demo serve setup test test-full test-clients test-live test-browser screenshot chromium lint verify bench speed serve-overhead clean
+.PHONY: demo serve setup test test-full test-clients test-live test-gpu test-browser screenshot chromium lint verify bench speed serve-overhead clean
 
 demo: setup ## speculation on and off, side by side, on the embedded model
 	$(BIN)/understudy generate --compare
@@ -49,6 +49,10 @@ $(CLIENTS)/%/ready: tests/clients/requirements-%.txt
 	$(PYTHON) -m venv --clear $(@D)
 	$(@D)/bin/python -m pip install --disable-pip-version-check --requirement $<
 	touch $@
+
+test-gpu: setup ## the GPU's kernels and the engine on them: on a GPU, or small, in Triton's interpreter (minutes)
+	$(BIN)/python -c "import triton" 2> /dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps triton==3.8.0
+	$(BIN)/python -m pytest -n 2 -p no:benchmark tests/kernels tests/engine/test_on_a_device.py tests/models/test_widen.py -k "cuda or device or gpu"
 
 test-browser: $(VENV)/packages chromium ## the bench's page in a real browser
 	$(BIN)/python -m pytest -m browser

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from understudy.config import EngineConfig
-from understudy.control.cost import CostModel, profile
+from understudy.control.cost import PROFILED_ROWS, WIDE_ROWS, CostModel, profile
 from understudy.control.rules import memory_notice
 from understudy.core.events import EventSink, Fallback, Notice, log_fallbacks
 from understudy.core.shapes import shape_named
@@ -302,7 +302,11 @@ def measure_cost(runner: Runner) -> CostModel:
     longest = min(
         _PROFILE_CONTEXT, runner.num_blocks * runner.page_tokens // 2, runner.decoder.config.max_positions // 2
     )
-    return profile(runner.time_step, long_context=max(1, longest))
+    # the first pass of a size is a slow one where passes are captured: it takes a third to measure twice
+    repeats, counts = (3, WIDE_ROWS) if runner.draws else (2, PROFILED_ROWS)
+    room = min(runner.num_blocks * runner.page_tokens, runner.decoder.config.max_positions)
+    counts = tuple(count for count in counts if count <= room)
+    return profile(runner.time_step, long_context=max(1, longest), repeats=repeats, counts=counts)
 
 
 def pass_timer(decoder: Decoder, *, page_tokens: int, num_tokens: int) -> Callable[[int, int], float]:

@@ -9,6 +9,7 @@ import torch
 from tests.kernels.cuda_device import DEVICE, DTYPE, ON_GPU, needs_gpu
 from tests.tiny_models import TinyArchitecture, tiny_config, tiny_tensors
 from understudy.core.draft import EMPTY, ROOT, Draft
+from understudy.errors import ModelError
 from understudy.kernels.cpu import CpuKernels
 from understudy.kernels.cuda import CudaKernels
 from understudy.kernels.cuda_attention import SPAN

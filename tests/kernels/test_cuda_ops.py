@@ -43,7 +43,7 @@ def test_add_rms_norm(num_features: int, num_parts: int) -> None:
 def placed(positions: torch.Tensor, slots: torch.Tensor) -> PlacedRows:
     nothing = ints(0)
     return PlacedRows(
-        nothing, positions, slots, nothing, nothing, nothing, nothing, nothing, nothing, nothing, most_keys=1
+        nothing, positions, slots, nothing, nothing, nothing, nothing, nothing, nothing, nothing, nothing, most_keys=1
     )
 
 

@@ -19,10 +19,12 @@ become so too, and the ledgers, which hold the one against the other, would see 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 PROFILED_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+WIDE_ROWS = (*PROFILED_ROWS, 48, 64, 96, 128, 192, 256)
+"""For a GPU, where dozens of texts draft at once and rows are nearly free up to some count, which must be known."""
 _DRIFT_WEIGHT = 0.1
 _AGING_STEPS = 8
 """What is known of the machine grows old: after so many steps with drafts a plain one counts as two, and so on."""
@@ -118,10 +120,16 @@ class CostModel:
         return max(y0 + (y1 - y0) * (rows - x0) / (x1 - x0), min(y0, y1) / 2)
 
 
-def profile(time_step: Callable[[int, int], float], *, long_context: int, repeats: int = 2) -> CostModel:
+def profile(
+    time_step: Callable[[int, int], float],
+    *,
+    long_context: int,
+    repeats: int = 2,
+    counts: Sequence[int] = PROFILED_ROWS,
+) -> CostModel:
     """Measure a cost model; `time_step(rows, context)` runs one pass and returns its seconds."""
     samples: dict[tuple[int, int], list[float]] = {}
-    points = [(rows, 0) for rows in PROFILED_ROWS] + [(rows, long_context) for rows in (1, 8)]
+    points = [(rows, 0) for rows in counts] + [(rows, long_context) for rows in (1, 8)]
     for _ in range(repeats):
         for rows, context in points:
             samples.setdefault((rows, context), []).append(time_step(rows, context))
@@ -130,7 +138,7 @@ def profile(time_step: Callable[[int, int], float], *, long_context: int, repeat
     eight = max(0.0, seconds[8, long_context] - seconds[8, 0]) / long_context  # per_key + 8 per_read
     per_read = max(0.0, (eight - one) / 7)
     # A count was disturbed where a larger one took less time: it takes no longer than that.
-    least = {rows: min(seconds[more, 0] for more in PROFILED_ROWS if more >= rows) for rows in PROFILED_ROWS}
+    least = {rows: min(seconds[more, 0] for more in counts if more >= rows) for rows in counts}
     return CostModel(least, max(0.0, one - per_read), per_read)
 
 
