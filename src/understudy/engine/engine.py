@@ -155,6 +155,8 @@ class Engine:
             return outputs
         following = self._begin_ahead(underway)
         verdicts = self._land(underway)
+        if following is not None and following.is_idle:  # it would seem to last until somebody asks again
+            following = None
         if following is None and self._runner.draws:
             following = self._begin()
         self._underway = following
@@ -162,8 +164,10 @@ class Engine:
         for share, verdict in zip(underway.shares, verdicts, strict=True):
             if verdict.words or verdict.cut:
                 outputs.append(share.sequence.take_output())
-        cycle = underway.cycle(verdicts, forward_s=self._forward_s, sample_s=self._clock() - self._landed_s)
-        self._emit(cycle)
+        sample_s = self._clock() - self._landed_s
+        if following is not None and following.started_s > self._landed_s:
+            sample_s -= following.launched_s - following.started_s  # the next cycle tells of it
+        self._emit(underway.cycle(verdicts, landed_s=self._landed_s, forward_s=self._forward_s, sample_s=sample_s))
         return outputs
 
     def _begin(self) -> Underway | None:
