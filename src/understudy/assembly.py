@@ -15,10 +15,18 @@ from understudy.core.shapes import shape_named
 from understudy.core.weights import WEIGHTS_ON, Device, DeviceChoice, WeightType
 from understudy.drafters.base import Drafter
 from understudy.engine.engine import Engine
-from understudy.errors import ConfigError
-from understudy.kernels.devices import choose_device, choose_weights, make_kernels, room_for_cache
+from understudy.errors import CapacityError, ConfigError
+from understudy.kernels.devices import (
+    choose_device,
+    choose_weights,
+    device_facts,
+    make_kernels,
+    packing,
+    room_for_cache,
+)
+from understudy.kernels.interface import Kernels
 from understudy.models.decoder import Decoder
-from understudy.models.draft_check import check_draft
+from understudy.models.draft_check import check_draft, num_parameters
 from understudy.models.load import load_model
 from understudy.models.twin import load_draft, twin_noise
 from understudy.models.weights import LoadedModel
@@ -82,6 +90,11 @@ class Target:
         return self.decoder.kv_bytes_per_token
 
     @property
+    def device_facts(self) -> dict[str, str]:
+        """What names the GPU that computes it, and what it computes with; nothing for the CPU."""
+        return device_facts(self.device)
+
+    @property
     def system_fingerprint(self) -> str:
         """Names everything besides the request that the words are a function of."""
         return system_fingerprint(
@@ -110,7 +123,7 @@ def load_target(
     weights = choose_weights(weights, chosen)
     loaded = _load_widened(model, widen, device=chosen, weights=weights, progress=progress)
     kernels = make_kernels(chosen, weights, num_threads=num_threads)
-    decoder = Decoder(loaded.config, loaded.tensors, kernels, weights=weights)
+    decoder = _pack(loaded, kernels, weights=weights)
     invariant = is_row_invariant(decoder, kernels.page_tokens)
     if not invariant:
         emit(Fallback("the self-test", "rows depend on their neighbours on this machine: one by one, and no drafts"))
@@ -142,6 +155,12 @@ def _load_widened(
         return load_model(model, progress=progress)
     shape = shape_named(widen)
     return widen_model(load_model(model, progress=progress), shape, device=device, weights=weights, progress=progress)
+
+
+def _pack(loaded: LoadedModel, kernels: Kernels, *, weights: WeightType, int8_output: bool = False) -> Decoder:
+    """Pack a model's weights where they are computed with."""
+    with packing(loaded.name, wanted_bytes=num_parameters(loaded.config) * kernels.number_bytes):
+        return Decoder(loaded.config, loaded.tensors, kernels, weights=weights, int8_output=int8_output)
 
 
 def weights_on(device: DeviceChoice, wanted: WeightType | None = None) -> tuple[WeightType, ...]:
@@ -203,7 +222,7 @@ def with_draft(
     # A worse guess is a slower one and never another word: on the CPU int8 throughout is the fastest.
     on_cpu = target.device == "cpu"
     weights = "int8" if on_cpu else target.weights
-    decoder = Decoder(loaded.config, loaded.tensors, target.decoder.kernels, weights=weights, int8_output=on_cpu)
+    decoder = _pack(loaded, target.decoder.kernels, weights=weights, int8_output=on_cpu)
     longest = target.kv_bytes_per_token * config.max_positions
     notices.append(memory_notice(draft_bytes=decoder.num_bytes, kv_bytes_per_sequence=longest))
     for notice in filter(None, notices):
@@ -268,6 +287,8 @@ def build_engine(
     """Put an engine around a target. Costs that are not given are measured, unless there is nothing to decide."""
     config = config or EngineConfig()
     num_blocks = -(-_kv_tokens(target, config) // target.page_tokens)
+    if target.device == "cuda":
+        emit(Notice("the GPU's memory", _memory_told(target, config, num_blocks * target.page_tokens)))
     runner = Runner(
         target.decoder,
         num_blocks=num_blocks,
@@ -303,9 +324,9 @@ def measure_cost(runner: Runner) -> CostModel:
         _PROFILE_CONTEXT, runner.num_blocks * runner.page_tokens // 2, runner.decoder.config.max_positions // 2
     )
     # the first pass of a size is a slow one where passes are captured: it takes a third to measure twice
-    repeats, counts = (3, WIDE_ROWS) if runner.draws else (2, PROFILED_ROWS)
     room = min(runner.num_blocks * runner.page_tokens, runner.decoder.config.max_positions)
-    counts = tuple(count for count in counts if count <= room)
+    counts = [count for count in (WIDE_ROWS if runner.draws else PROFILED_ROWS) if count <= room]
+    repeats = 3 if runner.draws else 2
     return profile(runner.time_step, long_context=max(1, longest), repeats=repeats, counts=counts)
 
 
@@ -319,8 +340,33 @@ def _kv_tokens(target: Target, config: EngineConfig) -> int:
         return config.kv_tokens
     most = target.decoder.config.max_positions
     limit = min(config.max_context or most, most)
-    token_bytes = target.kv_bytes_per_token
-    if target.device == "cuda" and target.draft is not None and "model" in config.drafters:
-        token_bytes += target.draft.kv_bytes_per_token  # all of it is taken at start, the draft's share too
-    room = room_for_cache(target.device)
-    return max(limit + target.page_tokens, min(room // token_bytes, limit * config.max_sequences))
+    least = limit + target.page_tokens
+    token_bytes, room = target.kv_bytes_per_token, room_for_cache(target.device)
+    if target.device == "cuda":  # all of it is taken at start, the draft's share too
+        draft = _drafting_model(target, config)
+        token_bytes += draft.kv_bytes_per_token if draft else 0
+        if least * token_bytes > room:
+            raise CapacityError(
+                f"One text of {limit:,} tokens wants {_size(least * token_bytes)} of keys and values ({token_bytes:,} "
+                f"bytes a token), and {_size(room)} of the GPU's memory are free for them.",
+                f"Lower max_context, or say how many tokens by kv_tokens{', or leave the draft out' if draft else ''}.",
+            )
+    return max(least, min(room // token_bytes, limit * config.max_sequences))
+
+
+def _drafting_model(target: Target, config: EngineConfig) -> DraftModel | None:
+    return target.draft if "model" in config.drafters and target.is_row_invariant else None
+
+
+def _memory_told(target: Target, config: EngineConfig, num_tokens: int) -> str:
+    """What an engine takes of a GPU, in words."""
+    told = f"{_size(target.num_bytes)} of weights, {_size(num_tokens * target.kv_bytes_per_token)} of keys and values"
+    draft = _drafting_model(target, config)
+    if draft is not None:
+        draft_kv = _size(num_tokens * draft.kv_bytes_per_token)
+        told += f"; of the draft, {_size(draft.num_bytes)} of weights, {draft_kv} of keys and values"
+    return f"{told}; room for {num_tokens:,} tokens"
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.2f} MiB"

@@ -76,8 +76,9 @@ class Worker:
         except UnderstudyError as error:
             if config.draft is None:
                 raise
-            # a draft is no condition for an answer: without it the words are the same
             problem = str(error)
+        if problem:  # here the error is gone, and with it what had been loaded
+            # a draft is no condition for an answer: without it the words are the same
             self._hear(Fallback("the draft model", f"serving without it: {problem}"))
             config = without_draft(config)
             target = load_configured(start.model, config, emit=self._hear)

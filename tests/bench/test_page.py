@@ -120,16 +120,28 @@ def test_samples_of_classes_are_pooled_where_the_sum_has_none() -> None:
     assert curve["y"] == [0.0, 0.25, 0.5, 0.75, 1.0]
 
 
-def test_cycle_time_is_in_milliseconds_for_each_class_and_drafter() -> None:
+@pytest.mark.parametrize(("hidden", "host_ms"), [({}, 3.0), ({"hidden_s": 0.002}, 1.0), ({"hidden_s": 0.005}, 0.0)])
+def test_cycle_time_is_in_milliseconds_for_each_class_and_drafter(hidden: dict[str, float], host_ms: float) -> None:
+    """A record of old has no hidden time; what is hidden took nobody's time, and is not drawn."""
     record = small_record()
     for entry in record["manifest"]["cycle_time"]:
-        entry |= {"draft_s": 0.001, "forward_s": 0.02, "sample_s": 0.003, "other_s": 0.004}
+        entry |= {"draft_s": 0.001, "forward_s": 0.02, "sample_s": 0.003, "other_s": 0.004, **hidden}
     drawn = embedded(page_html(record), "figures")[0]["figures"]["cycle_time"]
-    assert {trace["name"]: set(trace["x"]) for trace in drawn["data"]} == {
-        "draft": {1.0}, "forward": {20.0}, "sample": {3.0}, "other": {4.0},
+    assert {trace["name"]: {round(time, 6) for time in trace["x"]} for trace in drawn["data"]} == {
+        "draft": {1.0}, "verify": {20.0}, "sample and host": {host_ms}, "between cycles": {4.0},
     }  # fmt: skip
     names = ["code, plain", "code, default", "chat, plain", "chat, default", "all, plain", "all, default"]
     assert drawn["layout"]["yaxis"]["ticktext"] == names[::-1]
+
+
+def test_a_gpu_is_named_and_its_bandwidth_shown() -> None:
+    record = small_record()
+    assert "on Sample CPU 9000 (2 cores):" in headline(read_record(record)).sentences[0]
+    record["manifest"]["hardware"]["gpu"] = "Sample GPU"
+    assert "on Sample GPU:" in headline(read_record(record)).sentences[0]
+    assert "3,456" not in page_html(record)
+    overall(record)["bandwidth_gb_s"] = 3456.0
+    assert '<td class="number">3,456</td>' in page_html(record)
 
 
 def test_what_was_not_measured_has_no_chart_and_is_said() -> None:

@@ -1,10 +1,21 @@
 import json
+from dataclasses import replace
 
 import pytest
 
 from tests.bench.made_up import answer, measured, question, turn, unit
 from understudy.bench.alternate import Measured, Turn
-from understudy.bench.record import ArmFacts, MemoryBytes, Percentiles, Row, cycle_time_of, groups, row_of, samples_of
+from understudy.bench.record import (
+    ArmFacts,
+    MemoryBytes,
+    PassBytes,
+    Percentiles,
+    Row,
+    cycle_time_of,
+    groups,
+    row_of,
+    samples_of,
+)
 from understudy.bench.served import Served, StepTime
 from understudy.core.request import SpeculationCounts
 
@@ -35,6 +46,7 @@ def test_a_row_has_exactly_these_keys() -> None:
         "acceptance_by_position",
         "tokens_per_cycle",
         "rows_per_cycle",
+        "bandwidth_gb_s",
         "ttft_ms",
         "tpot_ms",
         "request_ms",
@@ -137,9 +149,33 @@ def test_where_the_time_went() -> None:
         "forward_s": 2.0,
         "sample_s": pytest.approx(2 / 3),
         "other_s": pytest.approx(1 / 3),
+        "hidden_s": 0.0,
     }
     (group, *_) = groups(measured(turn(plain=answer())), (PLAIN,))
     assert cycle_time_of(group) is None
+
+
+def test_what_the_host_did_behind_a_pass_is_told() -> None:
+    """Two steps of 3 s each: half a second of drafting, 2 s of the pass, and 1.5 s of the host's, 1 s of it hidden."""
+    served = Served([answer(seconds=6.0)], StepTime(2, 1.0, 4.0, 3.0))
+    (group, *_) = groups(measured(Turn(unit(), {"plain": served})), (PLAIN,))
+    value = cycle_time_of(group)
+    assert value is not None
+    assert (value["sample_s"], value["hidden_s"], value["other_s"]) == (1.5, 1.0, 0.0)
+
+
+def test_bandwidth_by_hand() -> None:
+    """Five passes over 3 GB of weights and 500 tokens of 2 MB in all, in 4 s."""
+    arm = replace(PLAIN, pass_bytes=PassBytes(weights=3 * 10**9, per_key=2 * 10**6))
+    turns = [
+        Turn(unit(number=n), {"plain": Served([answer()], StepTime(steps, 0.1, seconds, 0.1, keys))})
+        for n, (steps, seconds, keys) in enumerate([(2, 1.0, 100), (3, 3.0, 400)])
+    ]
+    row = rows_of(measured(*turns), (arm,))["code", "plain"]
+    assert row.bandwidth_gb_s == pytest.approx((5 * 3 + 500 * 0.002) / 4)
+    assert row.describe()["bandwidth_gb_s"] == 4.0
+    assert rows_of(measured(*turns), (PLAIN,))["code", "plain"].bandwidth_gb_s is None, "a server does not tell"
+    assert rows_of(measured(turn(plain=answer())), (arm,))["code", "plain"].bandwidth_gb_s is None, "no pass"
 
 
 def test_samples_are_the_single_requests() -> None:

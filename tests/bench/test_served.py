@@ -41,9 +41,9 @@ def test_a_unit_sums_up_its_answers() -> None:
 
 
 def test_step_times_add_up() -> None:
-    cycle = Cycle(1, 0, 0, 0, 1, 0, 8, draft_s=1.0, forward_s=2.0, sample_s=3.0, total_s=6.0, reason="", num_rows=1)
+    cycle = Cycle(1, 0, 0, 0, 1, 0, 8, draft_s=1.0, forward_s=2.0, sample_s=3.0, total_s=6.0, reason="", num_rows=2)
     steps = StepTime()
     steps.count(cycle)
     steps.count(cycle)
-    steps.add(StepTime(1, 10.0, 10.0, 10.0))
-    assert steps == StepTime(3, 12.0, 14.0, 16.0)
+    steps.add(StepTime(1, 10.0, 10.0, 10.0, 5))
+    assert steps == StepTime(3, 12.0, 14.0, 16.0, 25), "both passes attend to 8 tokens and to their own 2"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import types
 from collections.abc import Callable
@@ -74,6 +75,9 @@ def test_a_run_on_our_engine(run: Run, model: Path, prompts: Path, tmp_path: Pat
     assert err == ""
     assert "default against plain, temperature 0, 1 at once" in out
     assert "single round" in out
+    assert "GB/s" in out
+    for drafter in ("plain", "default"):
+        assert re.search(rf"a cycle of {drafter}: [\d.]+ ms \(draft [\d.]+, verify [\d.]+, .*\), [\d.]+ GB/s", out)
     record = json.loads(out_file.read_text())
     assert list(record) == ["manifest", "rows"]
     assert rows(record, "class", "drafter") == [
@@ -85,6 +89,7 @@ def test_a_run_on_our_engine(run: Run, model: Path, prompts: Path, tmp_path: Pat
         assert row["speedup_low"] <= row["speedup"] <= row["speedup_high"]
         assert (row["weights"], row["numerics"]) == ("int8", "exact")
         assert 0 < row["ttft_ms"]["p50"] <= row["request_ms"]["p50"]
+        assert row["bandwidth_gb_s"] > 0
     assert record["rows"][-2]["acceptance_rate"] is None
     manifest = record["manifest"]
     assert manifest["model"]["name"] == "tiny"
@@ -96,6 +101,14 @@ def test_a_run_on_our_engine(run: Run, model: Path, prompts: Path, tmp_path: Pat
     assert manifest["errors"] == {"count": 0, "messages": []}
     assert len(manifest["samples"]) == len(manifest["cycle_time"]) == len(record["rows"])
     assert {"hardware", "versions", "commit", "seeds", "settings", "definitions", "started"} < set(manifest)
+
+
+def test_a_gpu_is_part_of_the_hardware(measure: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "gpu" not in measure()["manifest"]["hardware"]
+    monkeypatch.setattr("understudy.assembly.device_facts", lambda device: {"gpu": f"of {device}"})
+    hardware = measure()["manifest"]["hardware"]
+    assert hardware["gpu"] == "of cpu"
+    assert hardware["cpu"]
 
 
 def test_drafters_temperatures_and_concurrencies_make_rows(measure: Callable[..., dict[str, Any]]) -> None:
@@ -141,7 +154,7 @@ def test_a_round_beyond_the_budget_is_told(measure: Callable[..., dict[str, Any]
 def test_a_reader_who_leaves_does_not_cost_the_record(
     run: Run, model: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def left(*args: object) -> None:
+    def left(*args: object, **options: object) -> None:
         raise BrokenPipeError
 
     monkeypatch.setattr("understudy.bench.report.show", left)
@@ -308,6 +321,7 @@ def test_a_server_against_its_baseline(ask: Run) -> None:
     assert last["speedup"] > 1.5
     assert last["acceptance_rate"] is None
     assert last["memory_bytes"] == {"target": None, "draft": None, "kv": None}
+    assert last["bandwidth_gb_s"] is None
     assert record["manifest"]["urls"] == {"plain": plain.url, "default": server.url}
     assert record["manifest"]["model"] == {"name": "fake", "hash": None}
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ from tests.tiny_models import write_tiny_model
 from understudy.assembly import DraftModel, Target, build_engine
 from understudy.config import EngineConfig
 from understudy.control.cost import CostModel
+from understudy.core.events import Cycle, Event
 from understudy.core.request import Output, Request, SamplingParams, Speculation
 from understudy.engine.engine import Engine
 from understudy.kernels.cuda import CudaKernels
@@ -43,6 +44,17 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
     )
     target = Target(decoder, loaded.tokenizer, kernels.page_tokens, loaded.name, loaded.source_hash, None, True)
     return replace(target, draft=DraftModel(decoder, same, "itself", 0))
+
+
+@dataclass
+class Clock:
+    """A second passes whenever it is looked at."""
+
+    now_s: float = 0.0
+
+    def __call__(self) -> float:
+        self.now_s += 1.0
+        return self.now_s
 
 
 def engine_of(target: Target, *drafters: str, **settings: object) -> Engine:
@@ -122,9 +134,10 @@ def test_a_draft_that_is_the_target_is_always_right(target: Target) -> None:
 def test_words_that_the_host_draws_beside_others(target: Target, expected: dict[float, list[tuple[int, ...]]]) -> None:
     """Log probabilities are wanted of all texts: no pass begins ahead, and the words are the same."""
     assert answers(engine_of(target), streams=4, logprobs=2) == expected[0.0]
-    penalised = [answers(engine_of(target), streams=count, frequency_penalty=1.5) for count in (1, 4)]
-    assert penalised[0] == penalised[1]
-    assert penalised[0] != expected[0.0]
+    banned = expected[0.0][0][0]
+    biased = [answers(engine_of(target), streams=count, logit_bias={banned: -100.0}) for count in (1, 4)]
+    assert biased[0] == biased[1]
+    assert biased[0][0][0] != banned
 
 
 def test_a_text_that_ends_while_its_next_pass_is_under_way(
@@ -152,6 +165,23 @@ def test_an_abort_while_passes_are_under_way(target: Target, expected: dict[floa
     assert tuple(said) == expected[0.0][1]
     engine.check()
     assert engine.num_live_requests == 0
+
+
+def test_time_in_which_nobody_asks_is_no_pass(target: Target) -> None:
+    """A text ends by a word that nobody foresaw: the pass begun ahead is dropped, or it would last until the next."""
+    idle_s, clock = 1e6, Clock()
+    told: list[Event] = []
+    config = EngineConfig(drafters=(), kv_tokens=2048)
+    engine = build_engine(target, config, cost=COST, emit=told.append, clock=clock)
+    (said,) = answers(engine, streams=1, prompts=PROMPTS[:1], temperature=1.0)
+    ended = said[: said.index(said[3]) + 1]
+    for _ in range(2):
+        clock.now_s += idle_s
+        again = answers(engine, streams=1, prompts=PROMPTS[:1], temperature=1.0, stop_token_ids=(said[3],))
+        assert again == [ended]
+    cycles = [event for event in told if isinstance(event, Cycle)]
+    assert all(cycle.num_emitted for cycle in cycles)
+    assert sum(cycle.total_s for cycle in cycles) < idle_s
 
 
 def test_too_few_blocks_for_all(target: Target, expected: dict[float, list[tuple[int, ...]]]) -> None:

@@ -82,3 +82,5 @@ def test_memory_is_that_of_the_packed_weights() -> None:
     assert int8.num_bytes == body + 8 * outputs + norms + 2 * embedding + head_bias
     drafting = built("llama", {}, "int8", int8_output=True)[0]
     assert drafting.num_bytes == body + 8 * outputs + norms + embedding + embedding // 4 + 2 * head_bias
+    for decoder in (fp32, int8, drafting):
+        assert decoder.pass_bytes == decoder.num_bytes - embedding, "an output layer that is tied is still read"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from understudy.bench.prompts import Prompt, prompt_ids
-from understudy.bench.record import DEFAULT, NONE, PLAIN, ArmFacts, MemoryBytes
+from understudy.bench.record import DEFAULT, NONE, PLAIN, ArmFacts, MemoryBytes, PassBytes
 from understudy.bench.run import EngineArm, Listener
 from understudy.bench.workloads import Encode, Plan
 from understudy.config import EngineConfig, default_drafters
@@ -60,7 +60,8 @@ def build_arms(target: Target, names: Sequence[str], plan: Plan) -> list[EngineA
         listener = Listener()
         engine = build_engine(target, config, emit=listener)
         memory = memory_bytes(target, config.drafters, room)
-        facts = ArmFacts(name, target.weights, NUMERICS, memory, config.drafters)
+        read = PassBytes(target.decoder.pass_bytes, target.kv_bytes_per_token)
+        facts = ArmFacts(name, target.weights, NUMERICS, memory, config.drafters, read)
         arms.append(EngineArm(facts, engine, listener))
     return arms
 

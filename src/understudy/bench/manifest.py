@@ -32,6 +32,12 @@ DEFINITIONS = {
     "acceptance_by_position": "matched at the position by walks that came to it",
     "tokens_per_cycle": "emitted tokens by verify passes",
     "rows_per_cycle": "rows of a verify pass for one sequence: 1 and the drafted ones",
+    "bandwidth_gb_s": (
+        "what the target's passes must read (weights without the embedding's table, keys and values of their texts) "
+        "by the seconds until their words were seen, in 1e9 bytes per second"
+    ),
+    "cycle_time": "mean seconds of a cycle: draft; forward (verify); sample (the host, of which hidden_s while the "
+    "next cycle was under way); other (between cycles)",
     "ttft_ms": "from submission, in an open loop from the time the request was due, to the first token",
     "tpot_ms": "from the first token to the last, by the tokens after the first",
     "request_ms": "from the same start as ttft_ms to the end",

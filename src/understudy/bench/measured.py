@@ -21,7 +21,10 @@ DEFAULT = "default"
 ALL = "all"
 LATENCIES = ("ttft_ms", "tpot_ms", "request_ms")
 QUANTILES = ("p50", "p95", "p99")
-STAGES = ("draft_s", "forward_s", "sample_s", "other_s")
+STAGES = {"draft_s": "draft", "forward_s": "verify", "sample_s": "sample and host", "other_s": "between cycles"}
+"""Where a cycle's time goes, and in words: a GPU draws words while it verifies, and only the rest is the host's."""
+HIDDEN = "hidden_s"
+"""Of `sample_s`, what the host did while the next cycle was under way already: nobody waited for it."""
 MEMORY = ("target", "draft", "kv")
 
 T = TypeVar("T")
@@ -54,6 +57,7 @@ class Row:
     acceptance_by_position: tuple[float | None, ...]
     tokens_per_cycle: float | None
     rows_per_cycle: float | None
+    bandwidth_gb_s: float | None
     latency: Mapping[str, Mapping[str, float]]
     """Of LATENCIES, then of QUANTILES: milliseconds."""
     memory_bytes: Mapping[str, float]
@@ -62,7 +66,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Detail:
-    """What the manifest holds about one row: a time for each of STAGES, or single latencies of each of LATENCIES."""
+    """What the manifest holds about one row: times of STAGES and HIDDEN, or single latencies of each of LATENCIES."""
 
     name: str
     drafter: str
@@ -156,7 +160,7 @@ def read_record(record: Mapping[str, Any]) -> Measured:
     return Measured(
         manifest.values,
         rows,
-        tuple(_detail(detail, STAGES) for detail in manifest.objects("cycle_time")),
+        tuple(_detail(detail, (*STAGES, HIDDEN)) for detail in manifest.objects("cycle_time")),
         tuple(_detail(detail, LATENCIES) for detail in manifest.objects("samples")),
     )
 
@@ -238,6 +242,7 @@ def _row(row: _Object) -> Row:
         acceptance_by_position=row.numbers("acceptance_by_position"),
         tokens_per_cycle=row.number("tokens_per_cycle"),
         rows_per_cycle=row.number("rows_per_cycle"),
+        bandwidth_gb_s=row.number("bandwidth_gb_s"),
         latency={key: row.object(key).given(QUANTILES) for key in LATENCIES},
         memory_bytes=row.object("memory_bytes").given(MEMORY),
         identical=identical,

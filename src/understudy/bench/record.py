@@ -5,11 +5,12 @@
     acceptance_rate       accepted by drafted positions; by position: matched there by walks that came there
     tokens_per_cycle      emitted tokens by verify passes
     rows_per_cycle        rows of those passes: 1 for the last committed token, and the drafted ones
+    bandwidth_gb_s        what the target's passes must read by the seconds in them: weights, keys and values
     ttft, tpot, request   milliseconds to the first token, per token after it, and of the whole request
     identical             every answer is the baseline's (text, token ids, finish reason); of the baseline itself:
                           every repetition is equal to the first
 
-A value is null where there is nothing to tell: acceptance without drafts, the memory of a server.
+A value is null where there is nothing to tell: acceptance without drafts, the memory and the bandwidth of a server.
 """
 
 from __future__ import annotations
@@ -45,6 +46,16 @@ class MemoryBytes:
 
 
 @dataclass(frozen=True, slots=True)
+class PassBytes:
+    """What a pass of the target must read."""
+
+    weights: int
+    """Once, whatever its rows."""
+    per_key: int
+    """For each token that it attends to."""
+
+
+@dataclass(frozen=True, slots=True)
 class ArmFacts:
     """What is known of an arm without measuring."""
 
@@ -53,6 +64,8 @@ class ArmFacts:
     numerics: str = "unknown"
     memory: MemoryBytes = field(default_factory=MemoryBytes)
     drafters: tuple[str, ...] = ()
+    pass_bytes: PassBytes | None = None
+    """None where a server does not tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +104,7 @@ class Row:
     acceptance_by_position: tuple[float, ...]
     tokens_per_cycle: float | None
     rows_per_cycle: float | None
+    bandwidth_gb_s: float | None
     ttft_ms: Percentiles
     tpot_ms: Percentiles
     request_ms: Percentiles
@@ -114,6 +128,7 @@ class Row:
             "acceptance_by_position": [round(rate, 4) for rate in self.acceptance_by_position],
             "tokens_per_cycle": _rounded(self.tokens_per_cycle, 4),
             "rows_per_cycle": _rounded(self.rows_per_cycle, 4),
+            "bandwidth_gb_s": _rounded(self.bandwidth_gb_s),
             "ttft_ms": self.ttft_ms.describe(),
             "tpot_ms": self.tpot_ms.describe(),
             "request_ms": self.request_ms.describe(),
@@ -219,6 +234,7 @@ def row_of(group: Group) -> Row:
         ),
         tokens_per_cycle=_ratio(sum(answer.num_tokens for answer in told), counts.cycles),
         rows_per_cycle=_ratio(counts.cycles + counts.rows, counts.cycles),
+        bandwidth_gb_s=_bandwidth_gb_s(group),
         ttft_ms=Percentiles.of([a.ttft_ms for a in timed if a.ttft_ms is not None]),
         tpot_ms=Percentiles.of([a.tpot_ms for a in timed if a.tpot_ms is not None]),
         request_ms=Percentiles.of([a.request_ms for a in timed]),
@@ -239,7 +255,10 @@ def samples_of(group: Group) -> dict[str, Any]:
 
 
 def cycle_time_of(group: Group) -> dict[str, Any] | None:
-    """Where the time of a row's steps went, in mean seconds of a step; None where a server does not tell."""
+    """Where the time of a row's steps went, in mean seconds of a step; None where a server does not tell.
+
+    A GPU is at the next pass while the host tells of the last one: `hidden_s` of `sample_s` took nobody's time.
+    """
     steps = group.steps
     if not steps.num_steps:
         return None
@@ -251,7 +270,15 @@ def cycle_time_of(group: Group) -> dict[str, Any] | None:
         "forward_s": round(steps.forward_s / steps.num_steps, 9),
         "sample_s": round(steps.sample_s / steps.num_steps, 9),
         "other_s": round(max(0.0, group.busy_s - inside_s) / steps.num_steps, 9),
+        "hidden_s": round(max(0.0, inside_s - group.busy_s) / steps.num_steps, 9),
     }
+
+
+def _bandwidth_gb_s(group: Group) -> float | None:
+    read, steps = group.arm.pass_bytes, group.steps
+    if read is None:
+        return None
+    return _ratio((steps.num_steps * read.weights + steps.num_keys * read.per_key) / 1e9, steps.forward_s)
 
 
 def _speedup(group: Group) -> Estimate | None:

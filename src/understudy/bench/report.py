@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -12,6 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
 from understudy.bench.alternate import Measured
+from understudy.bench.measured import HIDDEN, STAGES
 from understudy.bench.record import ArmFacts, Group, Row, groups
 from understudy.bench.served import ALL
 from understudy.bench.statistics import speedup
@@ -22,8 +24,9 @@ _LEAST_WIDTH = 120
 """Where the output is no terminal: nothing need be cut off there."""
 _LEGEND = (
     "plain, speed: tokens per second of the baseline and of the drafter; interval: 95% of the speed-up; accepted: of "
-    "the drafted tokens; per cycle: tokens per pass; ttft, p99: median time to the first token and 99th percentile of "
-    "whole requests, as shares of the baseline's; same: text, token ids and finish reason"
+    "the drafted tokens; per cycle: tokens per pass; GB/s: what the drafter's passes read, by their time; ttft, p99: "
+    "median time to the first token and 99th percentile of whole requests, as shares of the baseline's; same: text, "
+    "token ids and finish reason"
 )
 
 
@@ -69,8 +72,15 @@ def progress_bar(console: Console, arms: Sequence[ArmFacts]) -> Iterator[Progres
         yield ProgressBar(progress, arms)
 
 
-def show(rows: Sequence[Row], measured: Measured, notes: Sequence[str], console: Console) -> None:
-    """Print a table for each temperature and concurrency, then what went wrong."""
+def show(
+    rows: Sequence[Row],
+    measured: Measured,
+    notes: Sequence[str],
+    console: Console,
+    *,
+    cycle_times: Sequence[Mapping[str, Any]] = (),
+) -> None:
+    """Print a table for each temperature and concurrency, with where cycles' time went, then what went wrong."""
 
     def say(line: str) -> None:
         console.print(line, soft_wrap=True)
@@ -84,6 +94,11 @@ def show(rows: Sequence[Row], measured: Measured, notes: Sequence[str], console:
         versus = f" against {drafters[0]}" if len(drafters) > 1 else ""
         say(f"[bold]{', '.join(drafters[1:] or drafters)}{versus}[/bold], temperature {temperature:g}, {at_once}")
         console.print(_table(here))
+        read = {row.drafter: _number(row.bandwidth_gb_s, 1) for row in here if row.prompt_class == ALL}
+        for cycle in cycle_times:
+            if (cycle["class"], cycle["temperature"], cycle["concurrency"]) == (ALL, temperature, concurrency):
+                name = cycle["drafter"]
+                say(f"[dim]a cycle of {escape(name)}: {_stages(cycle)}, {read[name]} GB/s[/dim]")
     say(f"[dim]{_LEGEND}[/dim]")
     for note in notes:
         say(f"[yellow]note[/yellow]    {escape(note)}")
@@ -102,7 +117,7 @@ def _table(rows: Sequence[Row]) -> Table:
     several = len({row.drafter for row in rows}) > 2
     if several:
         table.add_column("drafter", no_wrap=True)
-    for name in ("plain", "speed", "speed-up", "interval", "accepted", "per cycle", "ttft", "p99", "same"):
+    for name in ("plain", "speed", "speed-up", "interval", "accepted", "per cycle", "GB/s", "ttft", "p99", "same"):
         table.add_column(name, justify="right", no_wrap=True)
     baselines = {row.prompt_class: row for row in rows if row.drafter == rows[0].drafter}
     has_others = len(baselines) < len(rows)
@@ -118,11 +133,22 @@ def _table(rows: Sequence[Row]) -> Table:
             *_speedup(row),
             "-" if row.acceptance_rate is None else f"{row.acceptance_rate:.0%}",
             _number(row.tokens_per_cycle, 2),
+            _number(row.bandwidth_gb_s, 1),
             _ratio(row.ttft_ms.p50, base.ttft_ms.p50),
             _ratio(row.request_ms.p99, base.request_ms.p99),
             "yes" if row.identical and base.identical else "[red]no[/red]",
         )
     return table
+
+
+def _stages(cycle: Mapping[str, Any]) -> str:
+    """Where the time of a cycle goes; what the host does while a device computes takes none."""
+    parts = {stage: 1000 * cycle[stage] for stage in STAGES}
+    hidden_ms = 1000 * cycle[HIDDEN]
+    parts["sample_s"] = max(0.0, parts["sample_s"] - hidden_ms)
+    told = ", ".join(f"{STAGES[stage]} {milliseconds:.2f}" for stage, milliseconds in parts.items())
+    hidden = f"; {hidden_ms:.2f} ms of the host's work behind it" if hidden_ms else ""
+    return f"{sum(parts.values()):.2f} ms ({told}){hidden}"
 
 
 def _speedup(row: Row) -> tuple[str, str]:

@@ -65,6 +65,8 @@ class StepTime:
     draft_s: float = 0.0
     forward_s: float = 0.0
     sample_s: float = 0.0
+    num_keys: int = 0
+    """Tokens whose keys and values the passes read: their texts so far, and their own rows."""
 
     def count(self, cycle: Cycle) -> None:
         """Count one step."""
@@ -72,6 +74,7 @@ class StepTime:
         self.draft_s += cycle.draft_s
         self.forward_s += cycle.forward_s
         self.sample_s += cycle.sample_s
+        self.num_keys += cycle.context + cycle.num_rows
 
     def add(self, other: StepTime) -> None:
         """Count another one's steps as well."""
@@ -79,6 +82,7 @@ class StepTime:
         self.draft_s += other.draft_s
         self.forward_s += other.forward_s
         self.sample_s += other.sample_s
+        self.num_keys += other.num_keys
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 
 from understudy.bench.chart_style import STAGE_COLORS, Figure, drafter_color, label, layout, line, named_axis, title
-from understudy.bench.measured import ALL, PLAIN, STAGES, Detail, Measured, Setting, details_at
+from understudy.bench.measured import ALL, HIDDEN, PLAIN, STAGES, Detail, Measured, Setting, details_at
 
 NUM_CURVE_POINTS = 400
 """A distribution is drawn with at most so many points."""
@@ -81,7 +81,7 @@ def cycle_time(measured: Measured, setting: Setting) -> Figure | None:
 
 def _stage_bars(stage: str, details: Sequence[Detail], totals: Sequence[float]) -> Figure:
     times = [_milliseconds(detail, stage) for detail in details]
-    word = stage.removesuffix("_s")
+    word = STAGES[stage]
     return {
         "type": "bar",
         "orientation": "h",
@@ -99,4 +99,5 @@ def _stage_bars(stage: str, details: Sequence[Detail], totals: Sequence[float]) 
 
 
 def _milliseconds(detail: Detail, stage: str) -> float:
-    return 1000 * sum(detail.values[stage])
+    hidden_s = sum(detail.values[HIDDEN]) if stage == "sample_s" else 0.0
+    return 1000 * max(0.0, sum(detail.values[stage]) - hidden_s)

@@ -96,7 +96,7 @@ def _where(measured: Measured, setting: Setting, drafter: str, row: Row | None) 
     manifest = measured.manifest
     model = _first(manifest.get("model"), MODEL_KEYS) or "An unnamed model"
     machine = _first(manifest.get("hardware"), MACHINE_KEYS) or "an unnamed machine"
-    cores = _first(manifest.get("hardware"), CORE_KEYS)
+    cores = "" if _first(manifest.get("hardware"), ("gpu",)) else _first(manifest.get("hardware"), CORE_KEYS)
     on = f"{model} on {machine}" + (f" ({cores} cores)" if cores else "")
     who = "" if drafter == DEFAULT else f" with drafter {drafter}"
     under = f"at temperature {setting.temperature:g}, {at_once(setting.concurrency)}"

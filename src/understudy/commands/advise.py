@@ -100,7 +100,7 @@ def _write(settings: Settings, target: Target, found: Study, notes: list[str]) -
         "weights": target.weights,
         "system_fingerprint": target.system_fingerprint,
         "settings": settings.describe(),
-        "hardware": hardware(),
+        "hardware": hardware() | target.device_facts,
         "versions": versions(),
         **commit(),
         **found.describe(),

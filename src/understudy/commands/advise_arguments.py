@@ -29,8 +29,8 @@ _NUMBERS_ALONE = (
     *("draft_bytes", "target_bytes", "kv_bytes_per_token", "context"),
 )
 _WITH_A_MODEL = (
-    *("model", "draft", "cross_tokenizer", "weights", "threads", "prompts", "classes", "num_prompts", "max_tokens"),
-    *("temperature", "concurrency", "seed", "budget", "policy"),
+    *("model", "draft", "cross_tokenizer", "weights", "device", "threads", "prompts", "classes", "num_prompts"),
+    *("max_tokens", "temperature", "concurrency", "seed", "budget", "policy"),
 )
 
 

@@ -53,6 +53,8 @@ class _Run:
     """What is measured: a model or a server."""
     notices: list[str] = field(default_factory=list)
     """What was told while the models were loaded."""
+    device: dict[str, str] = field(default_factory=dict)
+    """What names a GPU, where one computes."""
 
     @property
     def facts(self) -> list[ArmFacts]:
@@ -85,7 +87,8 @@ def bench(arguments: argparse.Namespace) -> int:
         if write_page is not None and rows:
             write_page(record, Path(settings.html or ""))
     finally:
-        show(rows, measured, untold, make_console(stderr=settings.json == "-"))
+        console = make_console(stderr=settings.json == "-")
+        show(rows, measured, untold, console, cycle_times=manifest["cycle_time"])
     if measured.interrupted:
         return INTERRUPTED
     fine = rows and not measured.errors and all(row.identical for row in rows)
@@ -117,7 +120,7 @@ def _on_engine(settings: Settings, prompts: Sequence[Prompt], trace: Sequence[Tr
         "numerics": NUMERICS,
         "system_fingerprint": target.system_fingerprint,
     }
-    return _Run(arms, plan, questions, subject, teller.notes)
+    return _Run(arms, plan, questions, subject, teller.notes, target.device_facts)
 
 
 def _on_server(settings: Settings, prompts: Sequence[Prompt], trace: Sequence[TraceLine]) -> _Run:
@@ -213,7 +216,7 @@ def _manifest(settings: Settings, run: _Run, measured: Measured, started: dateti
         },
         "seeds": {"words_and_arrivals": settings.seed},
         "settings": settings.describe(),
-        "hardware": hardware(),
+        "hardware": hardware() | run.device,
         "versions": versions(),
         **commit(),
         "definitions": DEFINITIONS,

@@ -53,7 +53,10 @@ class Cycle:
     context: int
     draft_s: float
     forward_s: float
+    """The target's pass, until its words were seen; a device that draws words does so within it."""
     sample_s: float
+    """What the host did then: drawing words where the device does not, telling them, learning from them. A device that
+    draws may be at the next pass already."""
     total_s: float
     reason: str
     num_rows: int

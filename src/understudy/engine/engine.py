@@ -157,14 +157,14 @@ class Engine:
             return outputs
         following = self._begin_ahead(underway)
         verdicts = self._land(underway)
-        if following is None and self._runner.draws:
-            following = self._begin()
+        if following is None or following.is_idle:  # one that nobody waits for would seem to last until somebody asks
+            following = self._begin() if self._runner.draws else None
         self._underway = following
         self._observe(underway, verdicts)
         for share, verdict in zip(underway.shares, verdicts, strict=True):
             if verdict.words or verdict.cut:
                 outputs.append(share.sequence.take_output())
-        self._emit(underway.cycle(verdicts, forward_s=self._forward_s, sample_s=self._clock() - self._landed_s))
+        self._emit(underway.cycle(verdicts, following, self._forward_s, self._landed_s, self._clock()))
         return outputs
 
     def _begin(self) -> Underway | None:

@@ -41,6 +41,11 @@ class Underway:
         """Whether nothing was drafted: then each text that speaks says one word."""
         return not any(map(Proposal.has_rows, self.proposals))
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether all its texts have ended while it was on its way: there is nobody to tell of it."""
+        return all(share.sequence.finish_reason is not None for share in self.shares)
+
     def count_on_words(self, first_place: int) -> None:
         """Take the rows into their texts, and let each know where its next word will be."""
         self.is_counted_on = True
@@ -52,12 +57,17 @@ class Underway:
                 sequence.cache.commit(share.num_known, sequence.tokens)
                 sequence.unseen = place - 1 if share.reaches_end else None
 
-    def cycle(self, verdicts: Items[Verdict], *, forward_s: float, sample_s: float) -> Cycle:
-        """What is told of it."""
+    def cycle(
+        self, verdicts: Items[Verdict], following: Underway | None, forward_s: float, landed_s: float, told_s: float
+    ) -> Cycle:
+        """What is told of it, when it has landed and all of it was told; `following` began meanwhile."""
+        sample_s = told_s - landed_s
+        if following is not None and following.started_s > landed_s:
+            sample_s -= following.launched_s - following.started_s  # the next cycle tells of it
         num_draft_rows = sum(len(verdict.draft) for verdict in verdicts)
         num_scout_rows = sum(len(proposal.scouts) for proposal in self.proposals)
         num_sampled = sum(bool(verdict.words) for verdict in verdicts)
-        draft_s = self.launched_s - self.started_s
+        draft_s = max(self.launched_s, min(self.drafting.ready_s, landed_s)) - self.started_s
         return Cycle(
             num_sequences=len(verdicts),
             num_prompt_rows=self.load.rows - num_draft_rows - num_scout_rows - num_sampled,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import cast
 
 import torch
 
 from understudy.core.weights import WEIGHTS_ON, Device, DeviceChoice, WeightType
-from understudy.errors import ConfigError
+from understudy.errors import CapacityError, ConfigError
 from understudy.kernels.cpu import CpuKernels
 from understudy.kernels.interface import Kernels
 
@@ -56,9 +58,24 @@ def make_kernels(device: Device, weights: WeightType, *, num_threads: int | None
     return cast(Kernels, CudaKernels(dtype=torch.bfloat16 if weights == "bf16" else torch.float16))
 
 
+@contextmanager
+def packing(name: str, *, wanted_bytes: int) -> Iterator[None]:
+    """While weights are packed: a GPU that cannot hold them is an error that says how much they are."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        free, total = (count / 2**30 for count in torch.cuda.mem_get_info())
+        raise CapacityError(
+            f"{name} does not fit on the GPU: its weights take {wanted_bytes / 2**30:.1f} GiB, and of {total:.1f} GiB "
+            f"{free:.1f} were free when there was no room for more.",
+            "Choose a smaller model or draft, leave the draft out, or compute on the CPU (device='cpu').",
+        ) from None
+
+
 def room_for_cache(device: Device) -> int:
     """Bytes that keys and values may take, of what is free."""
     if device == "cuda":
+        torch.cuda.empty_cache()  # what packing the weights has left behind is free, too
         free, _ = torch.cuda.mem_get_info()
         return max(0, int(_SHARE_OF_GPU * (free - _KEPT_FREE_BYTES)))
     return min(_MOST_CPU_BYTES, int(_SHARE_OF_CPU * _free_bytes()))

@@ -92,6 +92,12 @@ class Decoder:
         return layers + around
 
     @property
+    def pass_bytes(self) -> int:
+        """What every pass reads of the weights: all but the embedding, of which it reads its own rows' lines alone."""
+        table_bytes: int = self._embedding.nbytes
+        return self.num_bytes - table_bytes
+
+    @property
     def kv_bytes_per_token(self) -> int:
         """Memory that one token's keys and values take."""
         config = self.config
