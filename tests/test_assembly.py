@@ -19,7 +19,7 @@ from understudy.config import EngineConfig
 from understudy.control.cost import CostModel
 from understudy.core.events import Event, Notice
 from understudy.engine.engine import Engine
-from understudy.errors import CapacityError
+from understudy.errors import CapacityError, ConfigError
 from understudy.kernels.devices import packing
 
 COST = CostModel({1: 1.0})
@@ -149,3 +149,12 @@ def test_what_weights_want_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         "for more."
     )
     assert "leave the draft out" in refused.value.remedy
+
+
+def test_more_rows_than_there_are_places_for_words_are_refused_on_a_gpu(target: Target, set_room: SetRoom) -> None:
+    set_room(GIB)
+    with pytest.raises(ConfigError, match="max_rows_per_step is 1025") as error:
+        built(target, max_context=512, max_rows_per_step=1025)
+    assert "1024" in error.value.remedy
+    built(target, max_context=512, max_rows_per_step=1024)
+    built(replace(target, device="cpu"), max_context=512, max_rows_per_step=1025)

@@ -25,6 +25,7 @@ from understudy.kernels.devices import (
     room_for_cache,
 )
 from understudy.kernels.interface import Kernels
+from understudy.kernels.rows import MOST_PLACES
 from understudy.models.decoder import Decoder
 from understudy.models.draft_check import check_draft, num_parameters
 from understudy.models.load import load_model
@@ -286,6 +287,8 @@ def build_engine(
 ) -> Engine:
     """Put an engine around a target. Costs that are not given are measured, unless there is nothing to decide."""
     config = config or EngineConfig()
+    if target.device == "cuda" and config.max_rows_per_step > MOST_PLACES:
+        raise ConfigError(f"max_rows_per_step is {config.max_rows_per_step}.", f"On a GPU it is {MOST_PLACES} at most.")
     num_blocks = -(-_kv_tokens(target, config) // target.page_tokens)
     if target.device == "cuda":
         emit(Notice("the GPU's memory", _memory_told(target, config, num_blocks * target.page_tokens)))

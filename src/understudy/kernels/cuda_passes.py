@@ -25,12 +25,10 @@ from understudy.core.dice import Dice
 from understudy.kernels import cuda_sample
 from understudy.kernels.cuda_rows import PAGE, PlacedRows
 from understudy.kernels.interface import Drawn
-from understudy.kernels.rows import Ints, Rows
+from understudy.kernels.rows import MOST_PLACES, Ints, Rows
 
 Floats = NDArray[np.float32]
 
-MOST_PLACES = 1024
-"""Words that one pass may draw."""
 MOST_DECODERS = 4
 _LEAST_KEYS = 256
 _FEW_LOGITS = 16
@@ -168,6 +166,7 @@ class _Captured:
         self._how = cuda_sample.DrawnRows.within(views.pop("how"))
         self._rows = PlacedRows(**views, words=passes._places, most_keys=size.keys)
         self._passes = passes
+        self._is_new = True
         self._graph: torch.cuda.CUDAGraph | None = None
         self._logits: Tensor
 
@@ -177,7 +176,8 @@ class _Captured:
             self._graph.replay()
             return self._logits
         logits = self._launch()
-        self._passes._shared.num_firsts += 1
+        self._passes._shared.num_firsts += self._is_new
+        self._is_new = False
         if self._passes._use_graphs:
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()

@@ -9,6 +9,9 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int32]
 
+MOST_PLACES = 1024
+"""Rows of one pass whose logits can be wanted on a device that draws: their words have places there."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rows:
