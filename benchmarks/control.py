@@ -1,13 +1,14 @@
 """Mixed traffic under the control plane, beside plain decoding: one table by class and concurrency.
 
     python benchmarks/control.py [--rounds 20] [--concurrency 1,4,16] [--max-tokens 40] [--depths 2,4,8] [--json OUT]
+    python benchmarks/control.py --pool OUT...
 
 Every round asks texts of eight classes at temperatures from 0 to 1.5, in waves of so many at once. Each wave is
 answered by one arm right after the other, in an order drawn anew: `plain` has no drafter, `default` is what a user
 gets, `chance` is plain once more, and `depth d` forces drafts of a fixed depth (alone, to see what the best fixed
 choice would have been). A wave's requests come at times that are the same for every arm: in a closed loop whoever is
 faster is asked more. Words must be equal in all arms.
-Speed-ups are of time per token, decoding alone: the median over the rounds, with its distribution-free 95 % interval.
+Speed-ups are of time per token, decoding alone, against the mean of both plain arms.
 """
 
 from __future__ import annotations
@@ -43,15 +44,15 @@ class Done:
     """What one request came to."""
 
     workload_class: str
-    tokens: tuple[int, ...]
     ttft_s: float
-    decode_s: float
+    tpot_s: float
+    """Per token after the first."""
     request_s: float
+    tokens: tuple[int, ...] = ()
 
-    @property
-    def tpot_s(self) -> float:
-        """Time per token after the first."""
-        return self.decode_s / max(1, len(self.tokens) - 1)
+
+Found = dict[int, dict[str, list[list[Done]]]]
+"""By concurrency and arm, the answers of each round."""
 
 
 @dataclass
@@ -91,10 +92,10 @@ class Arm:
                     place, came_s = begun.pop(name)
                     done[place] = Done(
                         requests[place].workload_class,
-                        tuple(said[name]),
                         first[name] - came_s,
-                        now - first[name],
+                        (now - first[name]) / max(1, len(said[name]) - 1),
                         now - came_s,
+                        tuple(said[name]),
                     )
         return [done[place] for place in range(len(requests))]
 
@@ -140,12 +141,17 @@ def questions(tokenizer: Any) -> dict[str, list[tuple[int, ...]]]:
 
 
 def ratio_of(pairs: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
-    """The median ratio of two times, and the interval that its ranks give: one stalled round moves neither."""
-    ratios = sorted(a / b for a, b in pairs)
-    num_below = int(len(ratios) / 2 - 0.98 * math.sqrt(len(ratios)))  # 95 %, by the binomial law
-    if num_below < 1:
-        return statistics.median(ratios), 0.0, math.inf
-    return statistics.median(ratios), ratios[num_below - 1], ratios[-num_below]
+    """The typical ratio of two times, and its 95 % interval: one stalled round moves neither.
+
+    Hodges and Lehmann: the median of all means of two logarithms, with the interval of Wilcoxon's signed ranks.
+    """
+    logs = [math.log(a / b) for a, b in pairs]
+    count = len(logs)
+    means = sorted((logs[i] + logs[j]) / 2 for i in range(count) for j in range(i, count))
+    out = int(len(means) / 2 - 1.96 * math.sqrt(count * (count + 1) * (2 * count + 1) / 24))
+    if out < 0:
+        return math.exp(statistics.median(means)), 0.0, math.inf
+    return math.exp(statistics.median(means)), math.exp(means[out]), math.exp(means[-1 - out])
 
 
 def quantile(values: Sequence[float], q: float) -> float:
@@ -190,8 +196,13 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=40)
     parser.add_argument("--depths", default="2,4,8")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--pool", type=Path, nargs="+", help="measure nothing: the table of all rounds of saved runs")
     options = parser.parse_args()
     console = Console(width=160)
+    if options.pool:
+        found, num_different = pooled(options.pool)
+        show(console, rows_of(found), num_different)
+        sys.exit(1 if num_different else 0)
     target = load_target()
     decided: list[Decided] = []
 
@@ -215,7 +226,7 @@ def main() -> None:
     known = questions(target.tokenizer)
     concurrencies = [int(part) for part in options.concurrency.split(",")]
     gaps = {c: gap_of(plain, known, c, options.max_tokens) for c in concurrencies}
-    found: dict[int, dict[str, list[list[Done]]]] = {c: {} for c in concurrencies}
+    found = {c: {} for c in concurrencies}
     num_different = 0
     for number in range(-1, options.rounds):  # the first round is for warming up
         for concurrency in concurrencies:
@@ -232,16 +243,42 @@ def main() -> None:
                     found[concurrency].setdefault(name, []).append(answers)
         console.print(f"round {number + 1} of {options.rounds}", end="\r")
         if options.json and number > 0:  # a long run that is cut short has lost nothing
-            options.json.write_text(json.dumps({"rows": rows_of(found), "num_different": num_different}, indent=1))
-    record = {"rows": rows_of(found), "num_different": num_different}
+            write(options.json, found, num_different, decided)
     show(console, rows_of(found), num_different)
-    record["decisions"] = [f"{d.what} | {d.subject} | {d.outcome} | {d.reason}" for d in decided]
-    if options.json:
-        options.json.write_text(json.dumps(record, indent=1))
     sys.exit(1 if num_different else 0)
 
 
-def rows_of(found: dict[int, dict[str, list[list[Done]]]]) -> list[dict[str, Any]]:
+def write(path: Path, found: Found, num_different: int, decided: Sequence[Decided]) -> None:
+    """Keep the table, and the seconds that it is made of: to the first word, per word and in all, by round."""
+    raw = {
+        str(concurrency): {
+            name: [[(d.workload_class, d.ttft_s, d.tpot_s, d.request_s) for d in answers] for answers in rounds]
+            for name, rounds in arms.items()
+        }
+        for concurrency, arms in found.items()
+    }
+    decisions = [f"{d.what} | {d.subject} | {d.outcome} | {d.reason}" for d in decided]
+    record = {"rows": rows_of(found), "num_different": num_different, "decisions": decisions, "raw": raw}
+    path.write_text(json.dumps(record, indent=1))
+
+
+def pooled(paths: Sequence[Path]) -> tuple[Found, int]:
+    """All rounds of several runs, and the answers that differed in them."""
+    found: Found = {}
+    num_different = 0
+    for path in paths:
+        record = json.loads(path.read_text())
+        num_different += record["num_different"]
+        for concurrency, arms in record["raw"].items():
+            known = found.setdefault(int(concurrency), {})
+            for name, rounds in arms.items():
+                known.setdefault(name, []).extend([[Done(*line) for line in answers] for answers in rounds])
+    whole = {c: {name: rounds for name, rounds in arms.items() if len(rounds) == len(arms["plain"])}
+             for c, arms in found.items()}  # an arm must have been in all of them  # fmt: skip
+    return whole, num_different
+
+
+def rows_of(found: Found) -> list[dict[str, Any]]:
     """Every class at every concurrency, and all classes together."""
     return [
         row_of(arms, workload_class) | {"class": workload_class, "concurrency": concurrency}
@@ -277,20 +314,23 @@ def row_of(arms: dict[str, list[list[Done]]], workload_class: str) -> dict[str, 
     def of(name: str) -> list[list[Done]]:
         return [[d for d in answers if workload_class in (d.workload_class, "all")] for answers in arms[name]]
 
-    def pairs(name: str, against: str = "plain") -> list[tuple[float, float]]:
-        return [
-            (sum(d.tpot_s for d in ours), sum(d.tpot_s for d in theirs))
-            for ours, theirs in zip(of(against), of(name), strict=True)
-        ]
+    def times(name: str) -> list[float]:
+        return [sum(done.tpot_s for done in answers) for answers in of(name)]
 
-    def tail(attribute: str, q: float, arm: str = "default") -> float:
-        both = [[getattr(d, attribute) for answers in of(name) for d in answers] for name in (arm, "plain")]
+    plain = [(a + b) / 2 for a, b in zip(times("plain"), times("chance"), strict=True)]
+
+    def pairs(name: str, against: Sequence[float] = plain) -> list[tuple[float, float]]:
+        return list(zip(against, times(name), strict=True))
+
+    def tail(attribute: str, q: float, arm: str = "default", against: Sequence[str] = ("plain", "chance")) -> float:
+        both = [[getattr(d, attribute) for name in names for answers in of(name) for d in answers]
+                for names in ((arm,), against)]  # fmt: skip
         return quantile(both[0], q) / quantile(both[1], q)
 
     speedup, low, high = ratio_of(pairs("default"))
-    chance, chance_low, _ = ratio_of(pairs("chance"))
+    chance, chance_low, _ = ratio_of(pairs("chance", times("plain")))
     fixed = [name for name in arms if name.startswith("depth")]
-    speeds = {name: ratio_of(pairs(name))[0] for name in [*fixed, "plain"]}
+    speeds = {name: ratio_of(pairs(name))[0] for name in fixed} | {"plain": 1.0}
     best = max(speeds, key=lambda name: speeds[name]) if fixed else ""
     return {
         "speedup": speedup,
@@ -300,19 +340,16 @@ def row_of(arms: dict[str, list[list[Done]]], workload_class: str) -> dict[str, 
         "chance_low": chance_low,
         "best": best,
         "best_speedup": speeds.get(best, 1.0),
-        "against_best": ratio_of(pairs("default", against=best))[0] if best else 1.0,
+        "against_best": ratio_of(pairs("default", times(best) if best != "plain" else plain))[0] if best else 1.0,
         "fixed": speeds,
         "ttft_p50": tail("ttft_s", 0.5),
         "ttft_p99": tail("ttft_s", 0.99),
         "request_p99": tail("request_s", 0.99),
         "tpot_p99": tail("tpot_s", 0.99),
-        "chance_ttft_p50": tail("ttft_s", 0.5, "chance"),
-        "chance_ttft_p99": tail("ttft_s", 0.99, "chance"),
-        "chance_request_p99": tail("request_s", 0.99, "chance"),
-        "chance_tpot_p99": tail("tpot_s", 0.99, "chance"),
-        "seconds": {  # time to the first word, per word and in all, of every request in the order of the rounds
-            name: [(d.ttft_s, d.tpot_s, d.request_s) for answers in of(name) for d in answers] for name in arms
-        },
+        "chance_ttft_p50": tail("ttft_s", 0.5, "chance", ("plain",)),
+        "chance_ttft_p99": tail("ttft_s", 0.99, "chance", ("plain",)),
+        "chance_request_p99": tail("request_s", 0.99, "chance", ("plain",)),
+        "chance_tpot_p99": tail("tpot_s", 0.99, "chance", ("plain",)),
     }
 
 
