@@ -67,6 +67,13 @@ def stdin(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bytes], None]]:
 # ------------------------------------------------------------------------------------------------ the frame
 
 
+def test_a_tree_that_was_not_installed_has_the_command_too() -> None:
+    shown = subprocess.run(
+        [sys.executable, "-m", "understudy", "--version"], check=True, capture_output=True, text=True
+    ).stdout
+    assert shown.startswith("understudy ")
+
+
 def test_help_is_fast_and_needs_no_torch() -> None:
     code = (
         "import sys, time; started = time.perf_counter(); from understudy.cli import main; "

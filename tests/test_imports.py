@@ -61,6 +61,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("server", "gateway", "terminal", "race"),
     ),
     "cli": (*FOUNDATIONS, "text", "assembly", "llm", "bench", "parity", "terminal", "race", "commands"),
+    "__main__": ("cli",),
     "__init__": ("errors", "core", "config", "threads", "llm"),
 }
 """Folder or file of src/understudy -> what it may import. Each line names only lines above it."""
