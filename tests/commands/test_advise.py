@@ -168,7 +168,7 @@ def test_time_that_is_up(run: Run, model: Path, tmp_path: Path) -> None:
     code, out, _ = run(model, "--prompts", many, *SMALL, "--budget", 0.001, "--json", "-")
     assert code == 0
     record = json.loads(out)
-    # a thousandth of a second may be up while the first ones are still being asked: after one of each class at the earliest
+    # a thousandth of a second may be up while the first are still being asked, after one of each class at the earliest
     assert 5 <= record["answers"] <= AT_ONCE, "those that were being answered when the time was up"
     assert {case["class"] for case in record["advice"]} == {"a", "b", "c", "d", "e"}, "one of each class at least"
     assert any(f"{record['answers']} of 20 prompts were answered" in note for note in record["notes"])
