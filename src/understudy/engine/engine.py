@@ -28,7 +28,8 @@ from understudy.core.events import EventSink, Preempted, ignore
 from understudy.core.request import Output, Request
 from understudy.core.switches import Switches
 from understudy.drafters.base import Drafter
-from understudy.engine.drafting import Drafting, Proposal
+from understudy.engine.drafting import Drafting
+from understudy.engine.proposal import Proposal
 from understudy.engine.refusal import check_request
 from understudy.engine.scheduler import Scheduler, Share
 from understudy.engine.sequence import Sequence

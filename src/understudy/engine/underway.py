@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from understudy.control.cost import Load
 from understudy.core.events import Cycle
-from understudy.engine.drafting import DraftingTime, Proposal
+from understudy.engine.proposal import DraftingTime, Proposal
 from understudy.engine.scheduler import Share
 from understudy.runtime.inputs import Work
 from understudy.runtime.runner import Answer, Flight, Runner
