@@ -36,7 +36,7 @@ def add_train(commands: Any) -> None:
     parser.set_defaults(command=train)
     add = parser.add_argument
     add("model", nargs="?", metavar="MODEL", help="a folder, a GGUF file or hub:owner/name (default: the embedded one)")
-    add("--kind", choices=_KINDS, required=True, help="what is trained: see docs")
+    add("--kind", choices=_KINDS, required=True, help="what is trained (docs/TRAINING.md)")
     add("--out", metavar="FOLDER", required=True, help="where the draft and what it is made from are kept")
     add("--minutes", type=float, metavar="M", help="stop after so long, to go on another time (default: when done)")
     add = parser.add_argument_group("the answers").add_argument

@@ -43,7 +43,7 @@ class Guesser:
         self.head = head
         self.vocabulary = vocabulary.to(teacher.device)
         self.teacher = teacher
-        self._output = teacher.output[self.vocabulary.ids]  # [D, hidden]
+        self._output = teacher.output[self.vocabulary.ids].float()  # [D, hidden]
 
     def computing(self) -> torch.autocast:
         """In what the head is computed: bf16 on a GPU, where its parameters stay fp32."""
@@ -103,7 +103,9 @@ class Guesser:
             yield Guess(logits, head.confidence(rows[:, :, k], places))
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        return linear(hidden, self._output.to(hidden.dtype))
+        """In fp32: differences of a tenth between logits, which bf16 rounds off, are what laws are made of."""
+        with torch.autocast(hidden.device.type, enabled=False):
+            return linear(hidden.float(), self._output)
 
 
 def _rows(x: Tensor, anchors: Tensor) -> Tensor:

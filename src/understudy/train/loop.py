@@ -69,9 +69,7 @@ def train(
     batches = Batches(
         samples, max_length=settings.max_length, tokens_per_batch=settings.tokens_per_batch, seed=settings.seed
     )
-    optimizer = torch.optim.AdamW(
-        head.parameters(), lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=settings.weight_decay
-    )
+    optimizer = _optimizer(head, settings)
     identity = _identity(guesser, samples, settings)
     step, loss = _resume(state_file, head, optimizer, identity)
     while step < settings.num_steps and time.monotonic() < deadline_s:
@@ -84,6 +82,14 @@ def train(
             watcher(step, settings.num_steps, loss)
     _save(state_file, head, optimizer, identity, step, loss)
     return Progressed(step, settings.num_steps, loss)
+
+
+def _optimizer(head: nn.Module, settings: TrainSettings) -> torch.optim.AdamW:
+    """Matrices are drawn towards zero, norms and biases are not."""
+    matrices = [parameter for parameter in head.parameters() if parameter.dim() > 1]
+    vectors = [parameter for parameter in head.parameters() if parameter.dim() <= 1]
+    groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=(0.9, 0.95))
 
 
 def batch_loss(guesser: Guesser, batch: Batch, reading: Reading, anchors: Tensor, settings: TrainSettings) -> Tensor:

@@ -30,7 +30,7 @@ from understudy.core.weights import DeviceChoice
 from understudy.errors import ConfigError
 from understudy.llm import LLM
 from understudy.models.heads.draft_vocabulary import DraftVocabulary, choose_vocabulary, coverage
-from understudy.models.heads.files import StoredType, TrainedHead, make_head, replace_file, save_head
+from understudy.models.heads.files import DraftHead, StoredType, TrainedHead, make_head, replace_file, save_head
 from understudy.models.heads.spec import HeadKind, HeadSpec, default_spec
 from understudy.models.load import load_model
 from understudy.models.weights import LoadedModel
@@ -164,7 +164,7 @@ def _guesser(plan: Plan, loaded: LoadedModel, samples: Sequence[Sample]) -> Gues
     return Guesser(new_head(spec, seed=plan.train.seed).to(device), vocabulary, teacher)
 
 
-def new_head(spec: HeadSpec, *, seed: int) -> Any:
+def new_head(spec: HeadSpec, *, seed: int) -> DraftHead:
     """Build a network with weights that the seed decides; nobody else's random numbers are touched."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

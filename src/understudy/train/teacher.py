@@ -50,8 +50,9 @@ class Teacher:
         self._cos, self._sin = (torch.from_numpy(table).to(self.device) for table in (cos, sin))
         self.embedding = self._weights["model.embed_tokens.weight"]
         """[vocabulary, hidden]"""
-        self.output = self.embedding if config.tie_embeddings else self._weights["lm_head.weight"]
-        """[vocabulary, hidden]"""
+        output = tensors["model.embed_tokens.weight" if config.tie_embeddings else "lm_head.weight"]
+        self.output = output.to(device=self.device, dtype=torch.float32)
+        """[vocabulary, hidden], fp32: bf16 would round off differences of a tenth between logits"""
 
     @torch.no_grad()
     def read(self, token_ids: Tensor, feature_layers: tuple[int, ...] = ()) -> Reading:
@@ -69,7 +70,8 @@ class Teacher:
     @torch.no_grad()
     def logits(self, last_hidden: Tensor) -> Tensor:
         """States [..., hidden] after the final norm -> logits [..., vocabulary], fp32."""
-        return linear(last_hidden, self.output).float()
+        with torch.autocast(self.device.type, enabled=False):
+            return linear(last_hidden.float(), self.output)
 
     def _normed(self, x: Tensor, name: str) -> Tensor:
         return rms_norm(x, self._weights[f"{name}.weight"], self.config.rms_norm_eps)
