@@ -34,9 +34,10 @@ def tiny_spec(kind: HeadKind, target: ModelConfig, **overrides: Any) -> HeadSpec
 
 
 def tiny_guesser(kind: HeadKind, *, seed: int = 0) -> Guesser:
-    """An untrained tiny draft beside its teacher; it can guess every seventh id."""
+    """An untrained tiny draft beside a teacher that says little else than what it can guess: every seventh id."""
     teacher = tiny_teacher()
     vocabulary = DraftVocabulary(torch.arange(0, 7 * NUM_DRAFT_IDS, 7), VOCAB_SIZE)
+    teacher.output[vocabulary.ids] *= 4.0
     return Guesser(new_head(tiny_spec(kind, teacher.config), seed=seed), vocabulary, teacher)
 
 

@@ -69,7 +69,7 @@ def test_training_on_the_targets_answers_raises_it(kind: HeadKind, tmp_path: Pat
     guesser = tiny_guesser(kind)
     answers = [_answer(guesser, [7 * place, 7]) for place in range(4)]
     before = describe(evaluate(guesser, answers, max_length=64))["mean_tokens_per_cycle"]
-    settings = TrainSettings(num_steps=80, learning_rate=1e-2, tokens_per_batch=256, temperatures=(0.0,))
+    settings = TrainSettings(num_steps=40, learning_rate=1e-2, tokens_per_batch=256, temperatures=(0.0,))
     train(guesser, answers, settings, state_file=tmp_path / "state")
     after = describe(evaluate(guesser, answers, max_length=64))["mean_tokens_per_cycle"]
     assert after > before + 0.5

@@ -58,7 +58,7 @@ def add_train(commands: Any) -> None:
     add(
         "--device", choices=DEVICE_CHOICES, default="auto", help="where it is computed (default: a GPU if there is one)"
     )
-    add("--threads", type=int, metavar="N", help="CPU threads of the engine (default: all cores)")
+    add("--threads", type=int, metavar="N", help="CPU threads (default: all cores)")
 
 
 def train(arguments: argparse.Namespace) -> int:

@@ -141,7 +141,7 @@ def _step(
     reading = guesser.teacher.read(batch.token_ids, guesser.head.spec.feature_layers)
     with guesser.computing():
         loss = batch_loss(guesser, batch, reading, anchors, settings)
-    value = float(loss)
+    value = float(loss.detach())
     if not math.isfinite(value):
         raise ConfigError(f"The loss of step {step} is {value}.", "Train anew with a lower learning rate.")
     optimizer.zero_grad(set_to_none=True)
@@ -166,7 +166,7 @@ def _laws(guesser: Guesser, reading: Reading, places: Tensor, wanted: Tensor, se
     states = reading.last_hidden[line[wanted], places[wanted]]  # [N, hidden]
     parts = [
         target_laws(guesser.teacher.logits(rows), guesser.vocabulary.ids, settings.temperatures)
-        for rows in states.split(_MOST_LAW_ROWS)
+        for rows in torch.split(states, _MOST_LAW_ROWS)
     ]
     return torch.cat(parts, dim=1)
 

@@ -100,6 +100,8 @@ def run(plan: Plan, *, deadline_s: float = math.inf, watcher: Watcher | None = N
         return Outcome("collect", {})
     samples = read_samples(answers / "samples.jsonl", vocab_size=loaded.config.vocab_size)
     kept, held_out = split_samples(samples, held_out_share=plan.held_out_share)
+    if plan.num_threads is not None:
+        torch.set_num_threads(plan.num_threads)
     guesser = _guesser(plan, loaded, kept)
     came = _train(plan, guesser, kept, work / "state.pt", deadline_s=deadline_s, tell=tell)
     if not came.is_done or time.monotonic() >= deadline_s:

@@ -91,7 +91,9 @@ def test_no_anchor_sees_what_comes_after_it(head: EagleHead, reading: Reading) -
     later[:, 5:] += 1.0
 
     def states(features: Tensor, embeddings: Tensor) -> Tensor:
-        drafted = head.unroll(features, embeddings, anchors, embed=lambda step: embedding[[[step], [9]]], num_steps=3)
+        drafted = head.unroll(
+            features, embeddings, anchors, embed=lambda step: embedding[torch.tensor([[step], [9]])], num_steps=3
+        )
         return torch.stack(list(drafted))
 
     assert torch.equal(states(reading.features, following), states(changed, later))

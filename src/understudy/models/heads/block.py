@@ -61,7 +61,7 @@ class BlockHead(nn.Module):
         for layer in self.layers:
             x = layer(x, positions, context, mask)
         normed: Tensor = self.output_norm(x)
-        return normed.unflatten(1, (anchors.shape[1], num_rows))
+        return normed.reshape(*anchors.shape, num_rows, -1)
 
     def bias(self, before: Tensor) -> Tensor:
         """The bias of the tokens before, [...] places of the draft vocabulary (-1: not in it) -> [..., draft ids]."""

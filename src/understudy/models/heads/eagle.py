@@ -90,8 +90,9 @@ def _attend_unrolled(queries: Tensor, anchors: Tensor, true_rows: KeysValues, dr
 
     The scores of drafted rows are one number for each row and step, so they need no matrix of their own.
     """
-    num_groups, num_true = true_rows.keys.shape[1:3]
-    q = queries.unflatten(1, (num_groups, -1)) * queries.shape[-1] ** -0.5  # [B, G, heads by group, A, D]
+    num_groups, num_true, head_dim = true_rows.keys.shape[1:]
+    # [B, G, heads by group, A, D]
+    q = queries.reshape(len(queries), num_groups, -1, *queries.shape[2:]) * head_dim**-0.5
     scores = torch.einsum("bghad,bgtd->bghat", q, true_rows.keys.to(q.dtype))
     is_later = torch.arange(num_true, device=q.device) > anchors[..., None]  # [B, A, T]
     scores = scores.masked_fill(is_later[:, None, None], -torch.inf)

@@ -55,7 +55,8 @@ class TrainedHead:
 
 def make_head(spec: HeadSpec) -> DraftHead:
     """Build the network of a spec, untrained."""
-    return {"medusa": MedusaHead, "eagle": EagleHead, "block": BlockHead}[spec.kind](spec)
+    kinds: dict[str, type[DraftHead]] = {"medusa": MedusaHead, "eagle": EagleHead, "block": BlockHead}
+    return kinds[spec.kind](spec)
 
 
 def is_head_folder(folder: Path) -> bool:

@@ -127,7 +127,7 @@ class Attention(nn.Module):
 
 def split_heads(x: Tensor, head_dim: int) -> Tensor:
     """[B, T, heads * D] -> [B, heads, T, D]."""
-    return x.unflatten(-1, (-1, head_dim)).transpose(1, 2)
+    return x.reshape(*x.shape[:2], -1, head_dim).transpose(1, 2)
 
 
 def attend(queries: Tensor, seen: KeysValues, mask: Tensor) -> Tensor:
