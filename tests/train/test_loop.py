@@ -68,7 +68,7 @@ def test_the_time_is_kept_and_the_state_up_to_date(tmp_path: Path, monkeypatch: 
         clock = itertools.count()  # a second passes whenever somebody looks
         with monkeypatch.context() as patched:
             patched.setattr("understudy.train.loop.time", SimpleNamespace(monotonic=lambda: next(clock)))  # noqa: B023
-            came = train(tiny_guesser("medusa"), SAMPLES, SETTINGS, state_file=state, deadline_s=3.0)
+            came = train(tiny_guesser("medusa"), SAMPLES, SETTINGS, state_file=state, deadline_s=4.0)
         assert (came.step, came.is_done) == (num_steps, False)
     assert same(trained("medusa", tmp_path / "whole"), trained("medusa", state))
 

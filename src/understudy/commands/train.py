@@ -75,10 +75,10 @@ def train(arguments: argparse.Namespace) -> int:
         with progress(console) as watcher:
             outcome = run(plan, deadline_s=deadline_s, watcher=watcher)
     except KeyboardInterrupt:
-        console.print(f"Interrupted. {again}")
+        console.print(f"Interrupted. {again}", soft_wrap=True)
         return INTERRUPTED
     if not outcome.is_done:
-        console.print(f"The time is up, and the part `{outcome.part}` is not done. {again}")
+        console.print(f"The time is up, and the part `{outcome.part}` is not done. {again}", soft_wrap=True)
         return UNFINISHED
     show_measured(outcome.measured, console)
     console.print(f"The draft is in {plan.out}.", soft_wrap=True)

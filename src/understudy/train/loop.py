@@ -31,6 +31,8 @@ from understudy.train.teacher import Reading
 Watcher = Callable[[int, int, float], None]
 """Told the steps done, the steps in all, and the mean loss of late."""
 
+_SAVE_EVERY_S = 60.0
+"""Where steps are slow, the state is written as often as this."""
 _LOWEST_RATE = 0.05
 _MOST_LAW_ROWS = 4096
 """Rows whose logits over the whole vocabulary are held at once."""
@@ -72,12 +74,14 @@ def train(
     optimizer = _optimizer(head, settings)
     identity = _identity(guesser, samples, settings)
     step, loss = _resume(state_file, head, optimizer, identity)
-    while step < settings.num_steps and time.monotonic() < deadline_s:
+    saved_s = time.monotonic()
+    while step < settings.num_steps and (now_s := time.monotonic()) < deadline_s:
         found = _step(guesser, optimizer, batches.at(step), settings, step)
         step += 1
         loss = found if step == 1 else 0.98 * loss + 0.02 * found
-        if step % settings.save_every_steps == 0:
+        if step % settings.save_every_steps == 0 or now_s - saved_s >= _SAVE_EVERY_S:
             _save(state_file, head, optimizer, identity, step, loss)
+            saved_s = now_s
         if watcher is not None:
             watcher(step, settings.num_steps, loss)
     _save(state_file, head, optimizer, identity, step, loss)

@@ -17,7 +17,8 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -100,23 +101,34 @@ def run(plan: Plan, *, deadline_s: float = math.inf, watcher: Watcher | None = N
         return Outcome("collect", {})
     samples = read_samples(answers / "samples.jsonl", vocab_size=loaded.config.vocab_size)
     kept, held_out = split_samples(samples, held_out_share=plan.held_out_share)
-    if plan.num_threads is not None:
-        torch.set_num_threads(plan.num_threads)
     guesser = _guesser(plan, loaded, kept)
-    came = _train(plan, guesser, kept, work / "state.pt", deadline_s=deadline_s, tell=tell)
-    if not came.is_done or time.monotonic() >= deadline_s:
-        return Outcome("train", {})
-    tell("evaluate", 0, 1, "")
+    with _threads(plan.num_threads):
+        came = _train(plan, guesser, kept, work / "state.pt", deadline_s=deadline_s, tell=tell)
+        if not came.is_done or time.monotonic() >= deadline_s:
+            return Outcome("evaluate" if came.is_done else "train", {})
+        tell("evaluate", 0, 1, "")
+        walked = evaluate(guesser, held_out, max_length=plan.train.max_length)
     measured = {
         "loss": came.loss,
         "coverage": coverage(guesser.vocabulary, (sample.answer_ids for sample in held_out)),
-        "greedy_chain": describe(evaluate(guesser, held_out, max_length=plan.train.max_length)),
+        "greedy_chain": describe(walked),
     }
     provenance = _provenance(plan, prompts, samples) | {"measured": measured}
     trained = TrainedHead(guesser.head.spec, guesser.head, guesser.vocabulary, provenance)
     save_head(plan.out, trained, stored=plan.stored)
     tell("evaluate", 1, 1, "")
     return Outcome("done", measured)
+
+
+@contextmanager
+def _threads(num_threads: int | None) -> Iterator[None]:
+    """Let torch use so many threads of the CPU."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _collect(plan: Plan, prompts: Sequence[TrainPrompt], path: Path, *, deadline_s: float, tell: Watcher) -> bool:
