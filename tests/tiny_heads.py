@@ -20,10 +20,12 @@ NUM_LAYERS = 4
 NUM_DRAFT_IDS = 40
 
 
-def tiny_teacher(architecture: TinyArchitecture = "llama", **overrides: Any) -> Teacher:
+def tiny_teacher(
+    architecture: TinyArchitecture = "llama", *, dtype: torch.dtype = torch.float32, **overrides: Any
+) -> Teacher:
     """A tiny target of four layers with an output layer of its own."""
     config = tiny_config(architecture, num_hidden_layers=NUM_LAYERS, tie_word_embeddings=False, **overrides)
-    return Teacher(ModelConfig.from_hugging_face(config, None), tiny_tensors(config, seed=3))
+    return Teacher(ModelConfig.from_hugging_face(config, None), tiny_tensors(config, seed=3), dtype=dtype)
 
 
 def tiny_spec(kind: HeadKind, target: ModelConfig, **overrides: Any) -> HeadSpec:
@@ -33,9 +35,9 @@ def tiny_spec(kind: HeadKind, target: ModelConfig, **overrides: Any) -> HeadSpec
     return replace(spec, num_tokens=4, **{"markov_rank": markov_rank, **overrides})
 
 
-def tiny_guesser(kind: HeadKind, *, seed: int = 0) -> Guesser:
+def tiny_guesser(kind: HeadKind, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Guesser:
     """An untrained tiny draft beside a teacher that says little else than what it can guess: every seventh id."""
-    teacher = tiny_teacher()
+    teacher = tiny_teacher(dtype=dtype)
     vocabulary = DraftVocabulary(torch.arange(0, 7 * NUM_DRAFT_IDS, 7), VOCAB_SIZE)
     teacher.output[vocabulary.ids] *= 4.0
     return Guesser(new_head(tiny_spec(kind, teacher.config), seed=seed), vocabulary, teacher)

@@ -90,6 +90,23 @@ def test_the_loss_goes_down(kind: HeadKind, tmp_path: Path) -> None:
     assert loss() < 0.8 * before
 
 
+@pytest.mark.parametrize("kind", HEAD_KINDS)
+def test_in_bf16_as_on_a_gpu_it_loses_about_the_same(kind: HeadKind) -> None:
+    losses: list[float] = []
+    for dtype in (torch.float32, torch.bfloat16):
+        guesser = tiny_guesser(kind, dtype=dtype)
+        batch = make_batch(SAMPLES, max_length=32)
+        reading = guesser.teacher.read(batch.token_ids, guesser.head.spec.feature_layers)
+        assert reading.features.dtype == reading.last_hidden.dtype == dtype
+        with guesser.computing():
+            loss = batch_loss(guesser, batch, reading, draw_anchors(batch, 8, seed=0), SETTINGS)
+        loss.backward()
+        assert all(parameter.grad is not None for parameter in guesser.head.parameters())
+        assert loss.dtype == torch.float32
+        losses.append(float(loss.detach()))
+    assert losses[1] == pytest.approx(losses[0], rel=0.03)
+
+
 def test_every_parameter_learns(tmp_path: Path) -> None:
     """A parameter that no loss reaches would be dead weight in every file."""
     for kind in HEAD_KINDS:

@@ -46,9 +46,9 @@ class Guesser:
         self._output = teacher.output[self.vocabulary.ids].float()  # [D, hidden]
 
     def computing(self) -> torch.autocast:
-        """In what the head is computed: bf16 on a GPU, where its parameters stay fp32."""
-        device = self.teacher.device.type
-        return torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda")
+        """In what the head is computed: in bf16 where the teacher is. Its parameters stay fp32."""
+        is_half = self.teacher.dtype == torch.bfloat16
+        return torch.autocast(self.teacher.device.type, dtype=torch.bfloat16, enabled=is_half)
 
     def after_text(self, reading: Reading, anchors: Tensor) -> Iterator[Guess]:
         """Guesses after the text's own words; anchors [B, A]. Beyond the text's end they mean nothing."""

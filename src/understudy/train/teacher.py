@@ -45,6 +45,7 @@ class Teacher:
     ) -> None:
         self.config = config
         self.device = torch.device(device)
+        self.dtype = dtype
         self._weights = {name: tensors[name].to(device=self.device, dtype=dtype) for name in tensors}
         cos, sin = rotary_tables(config, config.max_positions)
         self._cos, self._sin = (torch.from_numpy(table).to(self.device) for table in (cos, sin))
