@@ -1,6 +1,7 @@
 """The frame around the commands, which are in commands/: what they need is imported when they run, so `--help` is fast.
 
-Exit codes: 0 done; 1 the words differ, or nothing was proven; 2 the request cannot be served; 130 interrupted.
+Exit codes: 0 done; 1 the words differ, or nothing was proven; 2 the request cannot be served;
+3 the time was up before the work was done; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from understudy.commands.race import add_race
 from understudy.commands.replay import add_replay
 from understudy.commands.result import BROKEN_PIPE, FAILED, INTERRUPTED
 from understudy.commands.serve import add_serve
+from understudy.commands.train import add_train
 from understudy.commands.verify import add_verify
 from understudy.errors import UnderstudyError
 
@@ -32,6 +34,7 @@ _EXAMPLES = """examples:
   understudy advise --policy policy.json
   understudy serve --port 8000 --record records
   understudy replay records
+  understudy train --kind block --data prompts/ --out drafts/block --minutes 9
   understudy chat
 """
 
@@ -85,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"understudy {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    adders = (add_serve, add_chat, add_generate, add_verify, add_race, add_bench, add_advise, add_replay)
+    adders = (add_serve, add_chat, add_generate, add_verify, add_race, add_bench, add_advise, add_replay, add_train)
     for add_command in adders:
         add_command(commands)
     return parser

@@ -1,0 +1,1 @@
+"""Drafts that learn from a target's own answers: collect, train, evaluate, export."""

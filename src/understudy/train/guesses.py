@@ -1,0 +1,118 @@
+"""What drafts guess from every anchor of a batch, place by place: the same for training and for measuring.
+
+    anchor i   a position whose features are known, with its next token x[i+1]; guess k from it is about x[i+2+k]
+
+In training every guess is made after the text's own words. In measuring (`greedy`) it is made after the draft's
+own best words, as on a chain at temperature 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from understudy.models.heads.block import BlockHead
+from understudy.models.heads.draft_vocabulary import DraftVocabulary
+from understudy.models.heads.eagle import EagleHead
+from understudy.models.heads.files import DraftHead
+from understudy.models.heads.medusa import MedusaHead
+from understudy.train.teacher import Reading, Teacher
+
+Before = Callable[[int, Tensor | None], Tensor]
+"""Given k and the logits [B, A, D] of guess k - 1 (None for k = 0), the tokens [B, A] that come before guess k."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Guess:
+    """One place ahead, from all anchors."""
+
+    logits: Tensor
+    """[B, A, D] over the draft's ids"""
+    confidence: Tensor | None = None
+    """[B, A] log odds that the guess is right if those before were"""
+
+
+class Guesser:
+    """A head with what it borrows from its target: embedding, output layer and features."""
+
+    def __init__(self, head: DraftHead, vocabulary: DraftVocabulary, teacher: Teacher) -> None:
+        self.head = head
+        self.vocabulary = vocabulary.to(teacher.device)
+        self.teacher = teacher
+        self._output = teacher.output[self.vocabulary.ids].float()  # [D, hidden]
+
+    def computing(self) -> torch.autocast:
+        """In what the head is computed: in bf16 where the teacher is. Its parameters stay fp32."""
+        is_half = self.teacher.dtype == torch.bfloat16
+        return torch.autocast(self.teacher.device.type, dtype=torch.bfloat16, enabled=is_half)
+
+    def after_text(self, reading: Reading, anchors: Tensor) -> Iterator[Guess]:
+        """Guesses after the text's own words; anchors [B, A]. Beyond the text's end they mean nothing."""
+        return self._guesses(reading, anchors, lambda k, _: _words(reading, anchors + 1 + k))
+
+    @torch.no_grad()
+    def greedy(self, reading: Reading, anchors: Tensor) -> Tensor:
+        """The best words of a chain from each anchor, as the target's ids: [B, A, guesses]."""
+
+        def before(_: int, logits: Tensor | None) -> Tensor:
+            return _words(reading, anchors + 1) if logits is None else self.vocabulary.ids[logits.argmax(dim=-1)]
+
+        guesses = self._guesses(reading, anchors, before)
+        return torch.stack([self.vocabulary.ids[guess.logits.argmax(dim=-1)] for guess in guesses], dim=-1)
+
+    def _guesses(self, reading: Reading, anchors: Tensor, before: Before) -> Iterator[Guess]:
+        head = self.head
+        if isinstance(head, MedusaHead):
+            return self._medusa(head, reading, anchors)
+        if isinstance(head, EagleHead):
+            return self._eagle(head, reading, anchors, before)
+        return self._block(head, reading, anchors, before)
+
+    def _medusa(self, head: MedusaHead, reading: Reading, anchors: Tensor) -> Iterator[Guess]:
+        states = _rows(reading.last_hidden, anchors)
+        for k in range(head.spec.num_tokens):
+            yield Guess(self._logits(head.hidden(k, states)))
+
+    def _eagle(self, head: EagleHead, reading: Reading, anchors: Tensor, before: Before) -> Iterator[Guess]:
+        logits: Tensor | None = None
+
+        def embed(step: int) -> Tensor:
+            return self.teacher.embedding[before(step, logits)]
+
+        following = self._embeddings_after(reading)
+        steps = head.unroll(reading.features, following, anchors, embed=embed, num_steps=head.spec.num_tokens)
+        for states in steps:
+            logits = self._logits(head.output_norm(states))
+            yield Guess(logits)
+
+    def _embeddings_after(self, reading: Reading) -> Tensor:
+        """The embeddings of x[i+1] for every position i; the last has none, and no anchor stands there."""
+        return self.teacher.embedding[reading.token_ids.roll(-1, dims=1)]
+
+    def _block(self, head: BlockHead, reading: Reading, anchors: Tensor, before: Before) -> Iterator[Guess]:
+        tokens = before(0, None)
+        rows = head(head.context(reading.features), anchors, self.teacher.embedding[tokens])  # [B, A, N, hidden]
+        logits: Tensor | None = None
+        for k in range(head.spec.num_tokens):
+            places = self.vocabulary.places[before(k, logits)]  # [B, A]
+            logits = self._logits(rows[:, :, k]) + head.bias(places)
+            yield Guess(logits, head.confidence(rows[:, :, k], places))
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """In fp32: differences of a tenth between logits, which bf16 rounds off, are what laws are made of."""
+        with torch.autocast(hidden.device.type, enabled=False):
+            return linear(hidden.float(), self._output)
+
+
+def _rows(x: Tensor, anchors: Tensor) -> Tensor:
+    """The rows [B, A, hidden] of x [B, T, hidden] at anchors [B, A]."""
+    return x.gather(1, anchors[..., None].expand(-1, -1, x.shape[-1]))
+
+
+def _words(reading: Reading, places: Tensor) -> Tensor:
+    """The words [B, A] of the texts at places [B, A]; beyond the end the last."""
+    return reading.token_ids.gather(1, places.clamp(max=reading.token_ids.shape[1] - 1))

@@ -1,0 +1,223 @@
+"""Training: steps that are a function of the settings, the data and their number, so that they can stop anywhere.
+
+A run keeps its whole state in one file, written in whole or not at all. Started again, it goes on where that file
+stands and comes to the same weights, bit for bit on one machine's CPU: every random choice of a step is drawn from the
+seed and the step's number.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from understudy.errors import ConfigError, ModelError
+from understudy.models.heads.files import replace_file
+from understudy.train.data import Batch, Batches, Sample, samples_digest, step_seed
+from understudy.train.guesses import Guesser
+from understudy.train.losses import acceptance, draft_loss, survival_loss, target_laws
+from understudy.train.settings import TrainSettings
+from understudy.train.teacher import Reading
+
+Watcher = Callable[[int, int, float], None]
+"""Told the steps done, the steps in all, and the mean loss of late."""
+
+_SAVE_EVERY_S = 60.0
+"""Where steps are slow, the state is written as often as this."""
+_LOWEST_RATE = 0.05
+_MOST_LAW_ROWS = 4096
+"""Rows whose logits over the whole vocabulary are held at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progressed:
+    """How far training came."""
+
+    step: int
+    num_steps: int
+    loss: float
+    """Mean of late."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all steps were made."""
+        return self.step >= self.num_steps
+
+
+def train(
+    guesser: Guesser,
+    samples: list[Sample],
+    settings: TrainSettings,
+    *,
+    state_file: Path,
+    deadline_s: float = math.inf,
+    watcher: Watcher | None = None,
+) -> Progressed:
+    """Train a head until all steps are made or the clock (`time.monotonic`) reaches the deadline.
+
+    Goes on from `state_file` if there is one. The deadline leaves it up to date. An interruption may fall into the
+    midst of a step, so it leaves what was last written.
+    """
+    head = guesser.head
+    batches = Batches(
+        samples, max_length=settings.max_length, tokens_per_batch=settings.tokens_per_batch, seed=settings.seed
+    )
+    optimizer = _optimizer(head, settings)
+    identity = _identity(guesser, samples, settings)
+    step, loss = _resume(state_file, head, optimizer, identity)
+    saved_s = time.monotonic()
+    while step < settings.num_steps and (now_s := time.monotonic()) < deadline_s:
+        found = _step(guesser, optimizer, batches.at(step), settings, step)
+        step += 1
+        loss = found if step == 1 else 0.98 * loss + 0.02 * found
+        if step % settings.save_every_steps == 0 or now_s - saved_s >= _SAVE_EVERY_S:
+            _save(state_file, head, optimizer, identity, step, loss)
+            saved_s = now_s
+        if watcher is not None:
+            watcher(step, settings.num_steps, loss)
+    _save(state_file, head, optimizer, identity, step, loss)
+    return Progressed(step, settings.num_steps, loss)
+
+
+def _optimizer(head: nn.Module, settings: TrainSettings) -> torch.optim.AdamW:
+    """Matrices are drawn towards zero, norms and biases are not."""
+    matrices = [parameter for parameter in head.parameters() if parameter.dim() > 1]
+    vectors = [parameter for parameter in head.parameters() if parameter.dim() <= 1]
+    groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=(0.9, 0.95))
+
+
+def batch_loss(guesser: Guesser, batch: Batch, reading: Reading, anchors: Tensor, settings: TrainSettings) -> Tensor:
+    """The mean loss of a batch's guesses from anchors [B, A]; places further ahead weigh less."""
+    total = reading.last_hidden.new_zeros((), dtype=torch.float32)
+    weight = 0.0
+    for k, guess in enumerate(guesser.after_text(reading, anchors)):
+        wanted = batch.is_guessed(anchors, k)  # [B, A]
+        num_wanted = int(wanted.sum())
+        if num_wanted == 0:
+            break
+        laws = _laws(guesser, reading, anchors + 1 + k, wanted, settings)
+        logits = guess.logits[wanted]
+        losses = draft_loss(logits, laws, settings.temperatures, cross_entropy_share=settings.cross_entropy_share)
+        if guess.confidence is not None:
+            accepted = acceptance(logits, laws, settings.temperatures)
+            losses = losses + survival_loss(guess.confidence[wanted], accepted)
+        share = settings.place_decay**k
+        total = total + share * losses.sum()
+        weight += share * num_wanted
+    return total / max(weight, 1.0)
+
+
+def draw_anchors(batch: Batch, num_anchors: int, *, seed: int) -> Tensor:
+    """Draw different anchors [B, A] from each text's answer; where it has fewer, the rest are its last token.
+
+    Nothing is guessed from a last token, so it counts for nothing.
+    """
+    first = batch.answer_starts - 1
+    last = batch.lengths - 3  # guess 0 from it is about the last word
+    num_most = int((last - first).max()) + 1
+    generator = torch.Generator().manual_seed(seed)
+    shuffled = torch.rand(len(first), max(num_most, 1), generator=generator).argsort(dim=1)
+    drawn = first[:, None] + shuffled
+    is_anchor = drawn <= last[:, None]
+    anchors = torch.where(is_anchor, drawn, (batch.lengths - 1)[:, None])
+    anchors_first = (~is_anchor).to(torch.int8).argsort(dim=1, stable=True)
+    return anchors.gather(1, anchors_first)[:, :num_anchors]
+
+
+def _step(
+    guesser: Guesser, optimizer: torch.optim.Optimizer, batch: Batch, settings: TrainSettings, step: int
+) -> float:
+    device = guesser.teacher.device
+    anchors = draw_anchors(batch, settings.num_anchors, seed=step_seed(settings.seed, -1 - step)).to(device)
+    batch = batch.to(device)
+    for group in optimizer.param_groups:
+        group["lr"] = settings.learning_rate * rate_at(step, settings)
+    reading = guesser.teacher.read(batch.token_ids, guesser.head.spec.feature_layers)
+    with guesser.computing():
+        loss = batch_loss(guesser, batch, reading, anchors, settings)
+    value = float(loss.detach())
+    if not math.isfinite(value):
+        raise ConfigError(f"The loss of step {step} is {value}.", "Train anew with a lower learning rate.")
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()  # type: ignore[no-untyped-call]
+    nn.utils.clip_grad_norm_(guesser.head.parameters(), settings.clip_norm)
+    optimizer.step()
+    return value
+
+
+def rate_at(step: int, settings: TrainSettings) -> float:
+    """The learning rate of a step by the highest: a rise, then a cosine."""
+    warmup = max(1, round(settings.warmup_share * settings.num_steps))
+    if step < warmup:
+        return (step + 1) / warmup
+    passed = (step - warmup) / max(1, settings.num_steps - warmup)
+    return _LOWEST_RATE + (1.0 - _LOWEST_RATE) * 0.5 * (1.0 + math.cos(math.pi * passed))
+
+
+def _laws(guesser: Guesser, reading: Reading, places: Tensor, wanted: Tensor, settings: TrainSettings) -> Tensor:
+    """The target's laws [temperatures, N, D] at the wanted of places [B, A]; the law at i is of x[i+1]."""
+    line = torch.arange(len(places), device=places.device)[:, None].expand_as(places)
+    states = reading.last_hidden[line[wanted], places[wanted]]  # [N, hidden]
+    parts = [
+        target_laws(guesser.teacher.logits(rows), guesser.vocabulary.ids, settings.temperatures)
+        for rows in torch.split(states, _MOST_LAW_ROWS)
+    ]
+    return torch.cat(parts, dim=1)
+
+
+def _identity(guesser: Guesser, samples: list[Sample], settings: TrainSettings) -> dict[str, Any]:
+    """What a state belongs to: to go on with anything else would come to something that no settings tell of."""
+    ids = guesser.vocabulary.ids.cpu().numpy().tobytes()
+    # how often the state is written changes nothing about it
+    return {
+        "settings": {name: value for name, value in settings.describe().items() if name != "save_every_steps"},
+        "spec": guesser.head.spec.describe(),
+        "samples": samples_digest(samples),
+        "draft_ids": hashlib.sha256(ids).hexdigest(),
+    }
+
+
+def _save(
+    path: Path, head: nn.Module, optimizer: torch.optim.Optimizer, identity: dict[str, Any], step: int, loss: float
+) -> None:
+    state = {
+        "identity": json.dumps(identity, sort_keys=True),
+        "step": step,
+        "loss": loss,
+        "head": head.state_dict(),
+        "optimizer": optimizer.state_dict(),
+    }
+    written = io.BytesIO()
+    torch.save(state, written)
+    replace_file(path, written.getvalue())
+
+
+def _resume(
+    path: Path, head: nn.Module, optimizer: torch.optim.Optimizer, identity: dict[str, Any]
+) -> tuple[int, float]:
+    """Go on from a state, if there is one: the step to make next, and the loss of late."""
+    if not path.is_file():
+        return 0, math.nan
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        was = json.loads(state["identity"])
+    except Exception as error:  # torch raises whatever it meets in a damaged file
+        raise ModelError(f"{path} is damaged: {error}.", "Delete it to train anew.") from None
+    for name, value in json.loads(json.dumps(identity)).items():
+        if was.get(name) != value:
+            raise ConfigError(
+                f"{path} is of a training run with other {name}.", "Delete it to train anew, or choose another folder."
+            )
+    head.load_state_dict(state["head"])
+    optimizer.load_state_dict(state["optimizer"])
+    return int(state["step"]), float(state["loss"])

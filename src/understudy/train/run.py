@@ -1,0 +1,242 @@
+"""Collect, train, evaluate, export: one folder, in parts that can stop anywhere and go on.
+
+    OUT/work/collect.json    what is being collected, and for which target
+    OUT/work/samples.jsonl   the target's answers
+    OUT/work/state.pt        training, as far as it came
+    OUT/draft.json, weights.safetensors    the trained draft, written last
+
+Answers may lie in a folder of their own instead, so that several drafts learn from the same.
+
+The same call with the same arguments goes on where the last one stopped; other arguments for the same folder are
+refused, because what would come of it no settings would tell of.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from understudy import __version__
+from understudy.config import EngineConfig
+from understudy.core.weights import DeviceChoice
+from understudy.errors import ConfigError
+from understudy.llm import LLM
+from understudy.models.heads.draft_vocabulary import DraftVocabulary, choose_vocabulary, coverage
+from understudy.models.heads.files import DraftHead, StoredType, TrainedHead, make_head, replace_file, save_head
+from understudy.models.heads.spec import HeadKind, HeadSpec, default_spec
+from understudy.models.load import load_model
+from understudy.models.weights import LoadedModel
+from understudy.train import collect as collecting
+from understudy.train.collect import CollectSettings
+from understudy.train.data import Sample, read_samples, samples_digest, split_samples
+from understudy.train.evaluate import describe, evaluate
+from understudy.train.guesses import Guesser
+from understudy.train.loop import Progressed, train
+from understudy.train.prompts import TrainPrompt, read_prompts
+from understudy.train.settings import TrainSettings
+from understudy.train.teacher import Teacher
+
+Watcher = Callable[[str, int, int, str], None]
+"""Told the part under way, what is done of it and what there is in all, and something to show beside."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is to be trained, and from what."""
+
+    kind: HeadKind
+    out: Path
+    answers: Path | None = None
+    """Where answers are kept, if not in the folder of the draft."""
+    model: str | None = None
+    data: tuple[str, ...] = ()
+    max_prompts: int | None = None
+    num_draft_ids: int = 8192
+    held_out_share: float = 0.02
+    stored: StoredType = "int8"
+    device: DeviceChoice = "auto"
+    num_threads: int | None = None
+    collect: CollectSettings = field(default_factory=CollectSettings)
+    train: TrainSettings = field(default_factory=TrainSettings)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How far a run came."""
+
+    part: str
+    """The part that it stopped in, or `done`."""
+    measured: dict[str, Any]
+    """What the draft was measured at; empty until it is done."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the draft is written."""
+        return self.part == "done"
+
+
+def run(plan: Plan, *, deadline_s: float = math.inf, watcher: Watcher | None = None) -> Outcome:
+    """Do what is left to do of a plan until the clock (`time.monotonic`) reaches the deadline."""
+    tell: Watcher = watcher or (lambda *_: None)
+    prompts = read_prompts(plan.data) if plan.data else []
+    prompts = prompts[: plan.max_prompts]
+    if not prompts and not plan.collect.num_self_elicited:
+        raise ConfigError("There is nothing to train on.", "Name files of prompts, or ask for self-elicited ones.")
+    loaded = load_model(plan.model)
+    work = plan.out / "work"
+    answers = plan.answers or work
+    for folder in (work, answers):
+        folder.mkdir(parents=True, exist_ok=True)
+    _check_same_collection(answers / "collect.json", _collection(plan, prompts, loaded))
+    if not _collect(plan, prompts, answers / "samples.jsonl", deadline_s=deadline_s, tell=tell):
+        return Outcome("collect", {})
+    samples = read_samples(answers / "samples.jsonl", vocab_size=loaded.config.vocab_size)
+    kept, held_out = split_samples(samples, held_out_share=plan.held_out_share)
+    guesser = _guesser(plan, loaded, kept)
+    with _threads(plan.num_threads):
+        came = _train(plan, guesser, kept, work / "state.pt", deadline_s=deadline_s, tell=tell)
+        if not came.is_done or time.monotonic() >= deadline_s:
+            return Outcome("evaluate" if came.is_done else "train", {})
+        tell("evaluate", 0, 1, "")
+        walked = evaluate(guesser, held_out, max_length=plan.train.max_length)
+    measured = {
+        "loss": came.loss,
+        "coverage": coverage(guesser.vocabulary, (sample.answer_ids for sample in held_out)),
+        "greedy_chain": describe(walked),
+    }
+    provenance = _provenance(plan, prompts, samples) | {"measured": measured}
+    trained = TrainedHead(guesser.head.spec, guesser.head, guesser.vocabulary, provenance)
+    save_head(plan.out, trained, stored=plan.stored)
+    tell("evaluate", 1, 1, "")
+    return Outcome("done", measured)
+
+
+@contextmanager
+def _threads(num_threads: int | None) -> Iterator[None]:
+    """Let torch use so many threads of the CPU."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _collect(plan: Plan, prompts: Sequence[TrainPrompt], path: Path, *, deadline_s: float, tell: Watcher) -> bool:
+    """Collect what is missing; no engine is built if nothing is."""
+    num_wanted = len(prompts) + plan.collect.num_self_elicited
+    num_lines = path.read_bytes().count(b"\n") if path.is_file() else 0
+    if num_lines >= num_wanted:
+        return True
+    config = EngineConfig(device=plan.device, num_threads=plan.num_threads, max_sequences=plan.collect.group)
+    llm = LLM(plan.model, config=config)
+    return collecting.collect(
+        llm,
+        prompts,
+        path,
+        plan.collect,
+        deadline_s=deadline_s,
+        watcher=lambda done, total: tell("collect", done, total, ""),
+    )
+
+
+def _train(
+    plan: Plan, guesser: Guesser, samples: list[Sample], state_file: Path, *, deadline_s: float, tell: Watcher
+) -> Progressed:
+    return train(
+        guesser,
+        samples,
+        plan.train,
+        state_file=state_file,
+        deadline_s=deadline_s,
+        watcher=lambda done, total, loss: tell("train", done, total, f"loss {loss:.3f}"),
+    )
+
+
+def _guesser(plan: Plan, loaded: LoadedModel, samples: Sequence[Sample]) -> Guesser:
+    """An untrained head of the planned kind, drawn from the seed, beside its teacher."""
+    vocabulary = _vocabulary(plan, loaded, samples)
+    spec = default_spec(
+        plan.kind,
+        loaded.config,
+        target_name=loaded.name,
+        target_hash=loaded.source_hash,
+        num_draft_ids=len(vocabulary),
+    )
+    device = train_device(plan.device)
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    teacher = Teacher(loaded.config, loaded.tensors, device=device, dtype=dtype)
+    return Guesser(new_head(spec, seed=plan.train.seed).to(device), vocabulary, teacher)
+
+
+def new_head(spec: HeadSpec, *, seed: int) -> DraftHead:
+    """Build a network with weights that the seed decides; nobody else's random numbers are touched."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return make_head(spec)
+
+
+def train_device(wanted: DeviceChoice) -> str:
+    """Where to train: a GPU if there is one, unless the CPU is asked for."""
+    has_gpu = torch.cuda.is_available()
+    if wanted == "cuda" and not has_gpu:
+        raise ConfigError("There is no GPU that torch can use.", "Leave --device out, or say --device cpu.")
+    return "cuda" if has_gpu and wanted != "cpu" else "cpu"
+
+
+def _vocabulary(plan: Plan, loaded: LoadedModel, samples: Sequence[Sample]) -> DraftVocabulary:
+    special = {*loaded.tokenizer.eos_ids, *loaded.tokenizer.special_ids}
+    return choose_vocabulary(
+        (sample.answer_ids for sample in samples),
+        size=plan.num_draft_ids,
+        vocab_size=loaded.config.vocab_size,
+        always=(token for token in special if token < loaded.config.vocab_size),
+    )
+
+
+def _collection(plan: Plan, prompts: Sequence[TrainPrompt], loaded: LoadedModel) -> dict[str, Any]:
+    """What the collected answers are a function of."""
+    messages = [[prompt.prompt_class, *prompt.messages] for prompt in prompts]
+    digest = hashlib.sha256(json.dumps(messages, sort_keys=True).encode()).hexdigest()
+    collected = {name: value for name, value in asdict(plan.collect).items() if name != "group"}
+    return {"target": loaded.source_hash, "prompts": f"sha256:{digest}", "settings": collected}
+
+
+def _check_same_collection(path: Path, wanted: dict[str, Any]) -> None:
+    wanted = json.loads(json.dumps(wanted))
+    if not path.is_file():
+        replace_file(path, json.dumps(wanted, indent=2).encode())
+        return
+    try:
+        found = json.loads(path.read_bytes())
+    except ValueError:
+        found = {}
+    for name, value in wanted.items():
+        if not isinstance(found, dict) or found.get(name) != value:
+            raise ConfigError(
+                f"{path.parent} holds answers that were collected with other {name}.",
+                "Choose another folder, or delete this one to collect anew.",
+            )
+
+
+def _provenance(plan: Plan, prompts: Sequence[TrainPrompt], samples: Sequence[Sample]) -> dict[str, Any]:
+    return {
+        "data": [Path(place).name for place in plan.data],
+        "num_prompts": len(prompts),
+        "num_samples": len(samples),
+        "num_answer_tokens": sum(len(sample.answer_ids) for sample in samples),
+        "samples": samples_digest(samples),
+        "collect": asdict(plan.collect),
+        "train": plan.train.describe(),
+        "held_out_share": plan.held_out_share,
+        "versions": {"understudy": __version__, "torch": torch.__version__},
+    }

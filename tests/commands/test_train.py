@@ -1,0 +1,82 @@
+"""`understudy train`, from the command line to a draft in a folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.tiny_models import write_tiny_model
+from understudy.cli import main
+from understudy.commands.result import FAILED
+from understudy.commands.train import UNFINISHED
+from understudy.models.heads.files import load_head
+
+Run = Callable[..., tuple[int, str]]
+SMALL = ("--threads", 1, "--device", "cpu", "--max-tokens", 8, "--steps", 3, "--draft-ids", 64)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("model") / "tiny", num_hidden_layers=4)
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("prompts") / "asked.jsonl"
+    file.write_text("".join(json.dumps({"prompt": f"the cat {place}"}) + "\n" for place in range(4)))
+    return file
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    def run(*argv: object) -> tuple[int, str]:
+        code = main(["train", *(str(argument) for argument in argv)])
+        captured = capsys.readouterr()
+        assert "Traceback" not in captured.err
+        return code, captured.err
+
+    return run
+
+
+def test_a_draft_in_two_calls(run: Run, model: Path, prompts: Path, tmp_path: Path) -> None:
+    call = (model, "--kind", "medusa", "--data", prompts, "--out", tmp_path / "draft", *SMALL)
+    code, said = run(*call, "--minutes", 1e-9)
+    assert code == UNFINISHED
+    assert "goes on from here" in said
+    code, said = run(*call)
+    assert code == 0
+    assert "training: 3 of 3 loss" in said
+    assert load_head(tmp_path / "draft").spec.kind == "medusa"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ((), "nothing to train on"),
+        (("--data", "missing.jsonl"), "no file or folder missing.jsonl"),
+        (("--self-elicited", 2, "--minutes", 0), "--minutes is 0"),
+        (("--self-elicited", 2, "--steps", 0), "--steps is 0"),
+        (("--self-elicited", -1), "nothing to train on"),
+        (("--self-elicited", 2, "--seed", -1), "--seed is -1"),
+        (("--self-elicited", 2, "--temperature", "warm"), "--temperature is 'warm'"),
+        (("--self-elicited", 2, "--learning-rate", 7), "learning_rate is 7"),
+        (("--self-elicited", 2, "--out", __file__), "is a file"),
+    ],
+)
+def test_arguments_are_refused_in_words(
+    run: Run, arguments: tuple[object, ...], complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, said = run("--kind", "block", "--out", tmp_path / "draft", *arguments)
+    assert code == FAILED
+    assert complaint in said
+    assert not (tmp_path / "draft").exists()
+
+
+def test_a_kind_must_be_named(run: Run, tmp_path: Path) -> None:
+    code, said = run("--out", tmp_path, "--self-elicited", 1)
+    assert code == FAILED
+    assert "--kind" in said

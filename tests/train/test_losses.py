@@ -1,0 +1,65 @@
+"""The distance between laws: against sums by hand, and falling when it is followed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from understudy.train.losses import acceptance, draft_loss, survival_loss, target_laws
+
+IDS = torch.tensor([0, 2, 3])
+LOGITS = torch.tensor([[1.0, 2.0, 0.5, -1.0], [0.0, 0.0, 3.0, 0.0]])
+"""The best word of line 0 (1) cannot be drafted, that of line 1 (2) can."""
+
+
+def test_laws() -> None:
+    greedy, warm = target_laws(LOGITS, IDS, (0.0, 0.7))
+    assert greedy.tolist() == [[0.0, 0.0, 0.0], [0.0, 1.0, 0.0]]
+    torch.testing.assert_close(warm, (LOGITS / 0.7).softmax(-1)[:, [0, 2, 3]])
+    assert bool((warm.sum(-1) < 1.0).all())  # what cannot be drafted is not given to others
+
+
+def test_total_variation_by_hand() -> None:
+    draft = torch.tensor([[0.3, 0.1, -0.2], [0.0, 1.0, 0.0]])
+    laws = target_laws(LOGITS, IDS, (1.0,))
+    p, q = LOGITS.softmax(-1), draft.softmax(-1)
+    whole_q = torch.zeros(2, 4)
+    whole_q[:, IDS] = q
+    variation = 0.5 * (p - whole_q).abs().sum(-1)
+    torch.testing.assert_close(draft_loss(draft, laws, (1.0,), cross_entropy_share=0.0), variation)
+    torch.testing.assert_close(acceptance(draft, laws, (1.0,)), 1.0 - variation)
+
+
+def test_the_same_law_has_no_distance() -> None:
+    laws = target_laws(LOGITS, torch.arange(4), (0.7, 1.0))
+    assert draft_loss(LOGITS, laws, (0.7, 1.0), cross_entropy_share=0.0).abs().max() < 1e-6
+
+
+def test_acceptance_at_temperature_0_is_whether_the_best_agree() -> None:
+    laws = target_laws(LOGITS, IDS, (0.0,))
+    right, wrong = torch.tensor([[0.0, 5.0, 4.9]] * 2), torch.tensor([[5.0, 0.0, 0.0]] * 2)
+    assert acceptance(right, laws, (0.0,)).tolist() == [0.0, 1.0]
+    assert acceptance(wrong, laws, (0.0,)).tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 1.0])
+def test_following_it_brings_the_laws_together(share: float) -> None:
+    temperatures = (0.0, 0.7, 1.0)
+    laws = target_laws(LOGITS[1:], IDS, temperatures)
+    draft = torch.zeros(1, 3, requires_grad=True)
+    optimizer = torch.optim.Adam([draft], lr=0.1)
+    before = float(acceptance(draft, laws, temperatures))
+    for _ in range(100):
+        loss = draft_loss(draft, laws, temperatures, cross_entropy_share=share).sum()
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    assert float(acceptance(draft, laws, temperatures)) > before + 0.2
+
+
+def test_survival_is_smallest_at_the_truth() -> None:
+    accepted = torch.tensor([0.25, 0.9])
+    truth = torch.logit(accepted)
+    best = survival_loss(truth, accepted)
+    for shift in (-0.5, 0.5):
+        assert bool((survival_loss(truth + shift, accepted) > best).all())
