@@ -20,7 +20,8 @@ from understudy.core.draft import Draft
 from understudy.core.events import Event
 from understudy.core.request import Request, SamplingParams
 from understudy.drafters.base import Budget, Context
-from understudy.engine.drafting import Drafting, Proposal
+from understudy.engine.drafting import Drafting
+from understudy.engine.proposal import Proposal
 from understudy.engine.sequence import Sequence as Text
 
 VOCAB_SIZE = 1000

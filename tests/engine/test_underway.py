@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from understudy.control.cost import Load
-from understudy.engine.drafting import DraftingTime
+from understudy.engine.proposal import DraftingTime
 from understudy.engine.underway import Underway
 
 

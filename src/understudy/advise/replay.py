@@ -34,7 +34,8 @@ from understudy.control.ledger import Ledger
 from understudy.core.events import Event, Fallback
 from understudy.core.request import Speculation, SpeculationCounts
 from understudy.drafters.base import Context, Drafter, PricedDrafter
-from understudy.engine.drafting import Drafting, Proposal
+from understudy.engine.drafting import Drafting
+from understudy.engine.proposal import Proposal
 from understudy.engine.sequence import Sequence as EngineSequence
 from understudy.sampling.noise import NoiseKey
 from understudy.sampling.verify import Verdict, walk

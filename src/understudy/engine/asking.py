@@ -124,6 +124,10 @@ class Asking:
             self.guard(drafter, partial(drafter.stop, sequence.context, finished=finished))
         self._concerned.pop(sequence.sequence_id, None)
 
+    def is_active(self, drafter: Drafter, sequence: Sequence) -> bool:
+        """Whether a drafter is not switched off, and was introduced to a sequence."""
+        return drafter in self.active and self._has_met(drafter.name, sequence)
+
     def is_concerned(self, sequence: Sequence) -> bool:
         """Whether a rare drafter could have something to say for a sequence."""
         return sequence.sequence_id in self._concerned

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from understudy.control.breaker import Tally
 from understudy.control.choosing import BELIEVED
@@ -28,8 +28,12 @@ from understudy.core.switches import ALL_ON, Switches
 from understudy.drafters.base import Budget, Drafter
 from understudy.engine.asking import Answers, Asking, reaches
 from understudy.engine.pricing import Pricing
+from understudy.engine.proposal import DraftingTime, Proposal
+from understudy.engine.scheduler import Share
 from understudy.engine.scouting import Scouting
 from understudy.engine.sequence import Sequence
+from understudy.engine.showing import Showing
+from understudy.runtime.runner import Answer
 
 _SHARED_ROWS = 48
 _LEAST_ROWS = 4
@@ -38,39 +42,6 @@ _REST_STEPS = 8
 """For which nothing is drafted for a text whose drafts have suddenly become wrong."""
 _PAYING_WORDS = 16
 """Words over which the reading of a text is written down in the ledgers."""
-
-
-@dataclass(frozen=True, slots=True)
-class Proposal:
-    """All that was proposed for one sequence, and the part of it that is verified."""
-
-    drafts: tuple[Draft, ...] = ()
-    """What each drafter proposed, as it stated it."""
-    bought: Draft = EMPTY
-    scouts: Draft = EMPTY
-    """Rows that a drafter learns from. They are no draft: whatever they say, they are forgotten after the pass."""
-
-    def has_rows(self) -> bool:
-        """Whether anything is computed for it."""
-        return bool(self.bought.tokens or self.scouts.tokens)
-
-    def with_words(self, words: Mapping[int, tuple[int, float]]) -> Proposal:
-        """The same with what was named ahead in its place."""
-        bought = self.bought.with_words(words)
-        drafts = tuple(bought if draft is self.bought else draft.with_words(words) for draft in self.drafts)
-        return Proposal(drafts, bought, self.scouts)
-
-
-@dataclass(frozen=True, slots=True)
-class DraftingTime:
-    """What proposing took in one step."""
-
-    spent_s: float = 0.0
-    """In all."""
-    asked_s: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """Of that, asking, by drafter and class, without what was read."""
-    ready_s: float = 0.0
-    """When the last guess is expected to be there, by the clock, if nobody waited for it."""
 
 
 class Drafting:
@@ -96,6 +67,7 @@ class Drafting:
         self._asking = Asking(drafters, vocab_size=vocab_size, emit=emit, clock=clock)
         allowance = Allowance()
         self._scouting = Scouting(self._asking.active, cost, allowance, self._asking.guard, vocab_size=vocab_size)
+        self.showing = Showing(self._asking, drafters)
         prepare()
         self.stats = AcceptanceStats(self._asking.certain)
         self._pricing = Pricing(cost, self.stats, allowance, self._lengths, calibrated=self._calibrated)
@@ -334,9 +306,10 @@ class Drafting:
         seconds = {**drafting.asked_s, READING: paid}
         self.controller.settle(texts, base=base, load=load, forward_s=forward_s, drafting_s=seconds)
 
-    def learn(self, sequence: Sequence, words: Callable[[], list[int]]) -> None:
-        """Give the scouting drafter what the target said after its rows."""
-        self._scouting.learn(sequence, words)
+    def learn(self, share: Share, proposal: Proposal, answer: Answer, path: Items[int]) -> None:
+        """Let drafters see what a pass has found besides words: after scouts, and of the rows that join the text."""
+        self._scouting.learn(share, proposal.bought, proposal.scouts, answer)
+        self.showing.show(share, answer, path, self.switches)
 
     def _merged(self, sequence: Sequence, drafts: Items[Draft], budget: Budget) -> tuple[Draft, int]:
         """All drafts in one tree, and the group that tells what its confidences are worth.

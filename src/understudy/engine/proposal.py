@@ -1,0 +1,41 @@
+"""What drafters have for one sequence in a step, and what it took."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from understudy.core.draft import EMPTY, Draft
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """All that was proposed for one sequence, and the part of it that is verified."""
+
+    drafts: tuple[Draft, ...] = ()
+    """What each drafter proposed, as it stated it."""
+    bought: Draft = EMPTY
+    scouts: Draft = EMPTY
+    """Rows that a drafter learns from. They are no draft: whatever they say, they are forgotten after the pass."""
+
+    def has_rows(self) -> bool:
+        """Whether anything is computed for it."""
+        return bool(self.bought.tokens or self.scouts.tokens)
+
+    def with_words(self, words: Mapping[int, tuple[int, float]]) -> Proposal:
+        """The same with what was named ahead in its place."""
+        bought = self.bought.with_words(words)
+        drafts = tuple(bought if draft is self.bought else draft.with_words(words) for draft in self.drafts)
+        return Proposal(drafts, bought, self.scouts)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftingTime:
+    """What proposing took in one step."""
+
+    spent_s: float = 0.0
+    """In all."""
+    asked_s: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Of that, asking, by drafter and class, without what was read."""
+    ready_s: float = 0.0
+    """When the last guess is expected to be there, by the clock, if nobody waited for it."""
