@@ -13,11 +13,12 @@ from understudy.errors import ModelError
 from understudy.kernels.cpu import CpuKernels
 from understudy.kernels.cuda import CudaKernels
 from understudy.kernels.cuda_attention import SPAN
+from understudy.kernels.interface import NORMED, FeatureBuffer
 from understudy.kv.pool import BlockPool
 from understudy.kv.sequence import SequenceCache
 from understudy.models.config import ModelConfig
 from understudy.models.decoder import Decoder
-from understudy.runtime.inputs import Work
+from understudy.runtime.inputs import Work, build_rows
 from understudy.runtime.runner import Floats, Runner
 from understudy.runtime.selftest import is_row_invariant
 
@@ -117,3 +118,21 @@ def test_no_logits_are_no_work() -> None:
 def test_what_a_gpu_cannot_hold_is_refused() -> None:
     with pytest.raises(ModelError, match="power of two"):
         new_kernels().cache(num_layers=1, num_blocks=1, num_kv_heads=1, dim=48)
+
+
+def test_hidden_states_are_close_to_the_cpu_s() -> None:
+    """A pass can take them on the device; graphs over it do not hold them yet, so they are not shown there."""
+    layers, text = (0, NUM_LAYERS, NORMED), text_of(5)
+    taken = []
+    for decoder, device in zip(decoders("llama"), (torch.device("cpu"), DEVICE), strict=True):
+        reader = Reader(decoder)
+        reader.cache.reserve(len(text))
+        rows = build_rows([Work(reader.cache, text, EMPTY, wants_logits=True)], heads_per_kv_head=2)
+        shown = FeatureBuffer(layers, torch.zeros((len(text), len(layers), 64), device=device))
+        into = shown.into.numpy() if device.type == "cpu" and decoder.kernels.number_bytes == 4 else shown.into
+        decoder.compute(decoder.kernels.place(rows), reader.runner.cache, FeatureBuffer(layers, into))
+        taken.append(shown.into.cpu().numpy())
+        assert reader.runner.shows_features == (decoder.kernels.number_bytes == 4)
+    expected, found = taken
+    assert np.abs(expected).min(axis=(0, 2)).max() > 0
+    assert np.abs(found - expected).max() < (0.05 if ON_GPU else 0.01) * np.abs(expected).max()
