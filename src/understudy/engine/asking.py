@@ -229,8 +229,9 @@ class Asking:
         answer = self.guard(drafter, partial(_ask, drafter, contexts, limits))
         if answer is None:
             return _Found([], asked, is_reading)
-        # only a good proposal makes up for failures: a start that does nothing does not
-        self._records[drafter.name].num_failures = 0
+        # only a proposal makes up for failures: a start that does nothing does not, nor does having nothing to say
+        if any(map(len, answer)):
+            self._records[drafter.name].num_failures = 0
         drafts = [EMPTY] * len(sequences)
         for index, draft in zip(asked, answer, strict=True):
             drafts[index] = draft.clipped(

@@ -14,6 +14,8 @@ from collections.abc import Sequence as Items
 from functools import partial
 from typing import cast
 
+import numpy as np
+
 from understudy.core.events import EventSink, Fallback
 from understudy.core.switches import Switches
 from understudy.drafters.base import Drafter, FeatureDrafter
@@ -73,10 +75,10 @@ class Showing:
         if num_seen >= len(rows):
             return
         sequence.num_shown = first + len(rows)
-        new = features[rows[num_seen:]]  # a copy, which a drafter may keep without keeping the rest of the pass
         for drafter, columns in zip(self._drafters, self._columns, strict=True):
             if self._sees(drafter, sequence, switches):
-                seen = new[:, columns]
+                # a copy, which a drafter may keep without keeping the rest of the pass
+                seen = features[np.ix_(rows[num_seen:], columns)]
                 seen.flags.writeable = False
                 self._asking.guard(drafter, partial(drafter.see, sequence.context, first + num_seen, seen))
 

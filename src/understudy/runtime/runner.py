@@ -128,12 +128,13 @@ class Runner:
         """Begin a pass."""
         rows = self._rows(works)
         counts = [work.num_logits for work in works]
+        wants_features = any(work.wants_features for work in works)
+        assert self.shows_features or not wants_features, "ask whether hidden states are shown before wanting them"
         if self._row_by_row:
             return Flight(works, counts, HostLaunched(self._forward_row_by_row(rows)), draws=False)
         dice = [work.dice for work, count in zip(works, counts, strict=True) for _ in range(count)]
-        if not any(work.wants_features for work in works):
+        if not wants_features:
             return Flight(works, counts, self._passes.launch(rows, dice), draws=self.draws)
-        assert self.shows_features, "ask whether hidden states are shown before asking for them"
         shape = len(rows.token_ids), len(self.feature_layers), self.decoder.config.hidden_size
         shown = FeatureBuffer(self.feature_layers, np.empty(shape, np.float32))
         launched = cast(FeaturePasses, self._passes).launch_showing(rows, dice, shown)
