@@ -32,6 +32,8 @@ def test_what_is_committed_is_shown_once_whatever_happens(target: Target) -> Non
     rng = random.Random(seed)
     library = Library(target, rng, max_context=96)
     questions = [library.question() for _ in range(20)]
+    while sum(question.grows for question in questions) < 3:  # without them nobody is preempted
+        questions.append(library.question())
     tally, num_rows = Tally(), 0
     while tally.cases < LEAST_CASES or not (tally.preemptions and tally.prefix_hits and tally.off_line):
         assert tally.cases < MOST_CASES, f"{tally}, UNDERSTUDY_TEST_SEED={SEED}"
