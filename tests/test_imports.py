@@ -40,7 +40,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     # one forward pass, what proposes ahead of it, and the step around both
     "runtime": ("errors", "core", "kv", "kernels", "models"),
     "drafters": ("errors", "core", "control", "text", "compiled", "sampling", "kv", "kernels", "models", "runtime"),
-    "engine": (*FOUNDATIONS, "control", "kv", "text", "sampling", "runtime", "drafters"),
+    "engine": (*FOUNDATIONS, "control", "kv", "text", "sampling", "kernels", "runtime", "drafters"),
     # what puts an engine together, and the interface around it
     "assembly": (*FOUNDATIONS, "control", "kernels", "models", "runtime", "text", "drafters", "engine"),
     "llm": (*FOUNDATIONS, "text", "engine", "assembly"),

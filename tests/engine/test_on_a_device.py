@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.engine.recorder import Recorder
 from tests.kernels.cuda_device import DEVICE, DTYPE, ON_GPU
 from tests.tiny_models import write_tiny_model
 from understudy.assembly import DraftModel, Target, build_engine
 from understudy.config import EngineConfig
 from understudy.control.cost import CostModel
-from understudy.core.events import Cycle, Event
+from understudy.core.events import Cycle, Event, Fallback
 from understudy.core.request import Output, Request, SamplingParams, Speculation
 from understudy.engine.engine import Engine
 from understudy.kernels.cuda import CudaKernels
@@ -190,3 +191,17 @@ def test_too_few_blocks_for_all(target: Target, expected: dict[float, list[tuple
     alone = answers(engine_of(target), streams=1, prompts=long)
     crowded = engine_of(target, kv_tokens=160, prefix_cache=False, max_context=96)
     assert answers(crowded, streams=4, prompts=long) == alone
+
+
+def test_a_drafter_that_wants_hidden_states_is_left_out(
+    target: Target, expected: dict[float, list[tuple[int, ...]]]
+) -> None:
+    told: list[Event] = []
+    config, recorder = EngineConfig(kv_tokens=2048), Recorder(0)
+    engine = build_engine(target, config, drafters=[recorder], cost=COST, emit=told.append)
+    assert engine.drafter_names == []
+    reasons = [event.reason for event in told if isinstance(event, Fallback)]
+    assert len(reasons) == 1
+    assert "hidden states" in reasons[0]
+    assert answers(engine, streams=2, prompts=PROMPTS[:2]) == expected[0.0][:2]
+    assert not recorder.seen

@@ -13,11 +13,12 @@ from understudy.errors import ModelError
 from understudy.kernels.cpu import CpuKernels
 from understudy.kernels.cuda import CudaKernels
 from understudy.kernels.cuda_attention import SPAN
+from understudy.kernels.interface import NORMED, FeatureBuffer
 from understudy.kv.pool import BlockPool
 from understudy.kv.sequence import SequenceCache
 from understudy.models.config import ModelConfig
 from understudy.models.decoder import Decoder
-from understudy.runtime.inputs import Work
+from understudy.runtime.inputs import Work, build_rows
 from understudy.runtime.runner import Floats, Runner
 from understudy.runtime.selftest import is_row_invariant
 
@@ -117,3 +118,20 @@ def test_no_logits_are_no_work() -> None:
 def test_what_a_gpu_cannot_hold_is_refused() -> None:
     with pytest.raises(ModelError, match="power of two"):
         new_kernels().cache(num_layers=1, num_blocks=1, num_kv_heads=1, dim=48)
+
+
+def test_hidden_states_are_close_to_the_cpu_s() -> None:
+    """A pass can take them on the device; graphs over it do not hold them, so they are not shown there."""
+    layers, text = (0, NUM_LAYERS, NORMED), text_of(5)
+    shape = (len(text), len(layers), 64)
+    on_cpu, on_gpu = decoders("llama")
+    expected, taken = np.zeros(shape, np.float32), torch.zeros(shape, device=DEVICE)
+    for decoder, into in ((on_cpu, expected), (on_gpu, taken)):
+        reader = Reader(decoder)
+        reader.cache.reserve(len(text))
+        rows = build_rows([Work(reader.cache, text, EMPTY, wants_logits=True)], heads_per_kv_head=2)
+        decoder.compute(decoder.kernels.place(rows), reader.runner.cache, FeatureBuffer(layers, into))
+    difference = np.abs(taken.cpu().numpy() - expected)
+    assert expected.any(axis=(0, 2)).all()
+    assert difference.max() < (0.05 if ON_GPU else 0.01) * np.abs(expected).max()
+    assert [Reader(decoder).runner.shows_features for decoder in (on_cpu, on_gpu)] == [True, False]

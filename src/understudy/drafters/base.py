@@ -6,6 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from understudy.control.cost import CostModel
 from understudy.core.draft import Draft
 from understudy.core.request import SamplingParams
@@ -91,6 +94,23 @@ class AheadDrafter(Drafter, Protocol):
 
     def take_words(self) -> dict[int, tuple[int, float]]:
         """The words that they stand for, and how sure each is; empty if there are none to tell."""
+
+
+class FeatureDrafter(Drafter, Protocol):
+    """A drafter that guesses from hidden states of the target. Where they cannot be shown, it is left out."""
+
+    feature_layers: tuple[int, ...]
+    """Those that it wants to see, in this order: n is the residual stream after the first n layers (0: the embedding),
+    and `kernels.interface.NORMED` what the output layer reads."""
+
+    def see(self, context: Context, first: int, features: NDArray[np.float32]) -> None:
+        """Take the hidden states [rows, layers, hidden] of the tokens at positions first, first + 1 and so on.
+
+        It comes after the words of a pass, and before the next `propose`. The last token of the text has not been
+        computed then: the last row is that of the token before it. Positions only grow, and none comes twice; some may
+        never come, so `first` may lie beyond the end of what was seen. This adds to every pass: whoever has much to
+        compute had better keep the rows, which may be kept but not written to, until a guess is asked for.
+        """
 
 
 class ScoutingDrafter(Drafter, Protocol):

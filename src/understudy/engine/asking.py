@@ -124,6 +124,10 @@ class Asking:
             self.guard(drafter, partial(drafter.stop, sequence.context, finished=finished))
         self._concerned.pop(sequence.sequence_id, None)
 
+    def is_active(self, drafter: Drafter, sequence: Sequence) -> bool:
+        """Whether a drafter is not switched off, and was introduced to a sequence."""
+        return drafter in self.active and self._has_met(drafter.name, sequence)
+
     def is_concerned(self, sequence: Sequence) -> bool:
         """Whether a rare drafter could have something to say for a sequence."""
         return sequence.sequence_id in self._concerned
@@ -225,8 +229,9 @@ class Asking:
         answer = self.guard(drafter, partial(_ask, drafter, contexts, limits))
         if answer is None:
             return _Found([], asked, is_reading)
-        # only a good proposal makes up for failures: a start that does nothing does not
-        self._records[drafter.name].num_failures = 0
+        # only a proposal makes up for failures: a start that does nothing does not, nor does having nothing to say
+        if any(map(len, answer)):
+            self._records[drafter.name].num_failures = 0
         drafts = [EMPTY] * len(sequences)
         for index, draft in zip(asked, answer, strict=True):
             drafts[index] = draft.clipped(

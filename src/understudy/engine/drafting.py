@@ -29,8 +29,11 @@ from understudy.drafters.base import Budget, Drafter
 from understudy.engine.asking import Answers, Asking, reaches
 from understudy.engine.pricing import Pricing
 from understudy.engine.proposal import DraftingTime, Proposal
+from understudy.engine.scheduler import Share
 from understudy.engine.scouting import Scouting
 from understudy.engine.sequence import Sequence
+from understudy.engine.showing import Showing
+from understudy.runtime.runner import Answer
 
 _SHARED_ROWS = 48
 _LEAST_ROWS = 4
@@ -64,6 +67,7 @@ class Drafting:
         self._asking = Asking(drafters, vocab_size=vocab_size, emit=emit, clock=clock)
         allowance = Allowance()
         self._scouting = Scouting(self._asking.active, cost, allowance, self._asking.guard, vocab_size=vocab_size)
+        self.showing = Showing(self._asking, drafters)
         prepare()
         self.stats = AcceptanceStats(self._asking.certain)
         self._pricing = Pricing(cost, self.stats, allowance, self._lengths, calibrated=self._calibrated)
@@ -302,9 +306,10 @@ class Drafting:
         seconds = {**drafting.asked_s, READING: paid}
         self.controller.settle(texts, base=base, load=load, forward_s=forward_s, drafting_s=seconds)
 
-    def learn(self, sequence: Sequence, words: Callable[[], list[int]]) -> None:
-        """Give the scouting drafter what the target said after its rows."""
-        self._scouting.learn(sequence, words)
+    def learn(self, share: Share, proposal: Proposal, answer: Answer, path: Items[int]) -> None:
+        """Let drafters see what a pass has found besides words: after scouts, and of the rows that join the text."""
+        self._scouting.learn(share, proposal.bought, proposal.scouts, answer)
+        self.showing.show(share, answer, path, self.switches)
 
     def _merged(self, sequence: Sequence, drafts: Items[Draft], budget: Budget) -> tuple[Draft, int]:
         """All drafts in one tree, and the group that tells what its confidences are worth.

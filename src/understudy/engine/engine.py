@@ -33,6 +33,7 @@ from understudy.engine.proposal import Proposal
 from understudy.engine.refusal import check_request
 from understudy.engine.scheduler import Scheduler, Share
 from understudy.engine.sequence import Sequence
+from understudy.engine.showing import without_blind
 from understudy.engine.underway import Underway, commit, load_of, score, work_of
 from understudy.errors import InvalidRequest
 from understudy.kv.pool import BlockPool
@@ -72,7 +73,7 @@ class Engine:
         self._pool = BlockPool(runner.num_blocks)
         self._prefix = PrefixCache(self._pool, runner.page_tokens) if self.config.prefix_cache else None
         self._drafting = Drafting(
-            drafters,
+            without_blind(drafters, runner, emit),
             cost=cost,
             vocab_size=model.vocab_size,
             emit=emit,
@@ -80,6 +81,7 @@ class Engine:
             control_share=self.config.control_share,
             clock=clock,
         )
+        runner.feature_layers = self._drafting.showing.layers
         self._scheduler = Scheduler(
             self._pool,
             page_tokens=runner.page_tokens,
@@ -194,7 +196,11 @@ class Engine:
 
     def _launch(self, shares: list[Share], proposals: list[Proposal], reason: str, *, started_s: float) -> Underway:
         launched = self._clock()
-        works = [work_of(share, proposal) for share, proposal in zip(shares, proposals, strict=True)]
+        showing, switches = self._drafting.showing, self._drafting.switches
+        works = [
+            work_of(share, proposal, wants_features=showing.wants(share.sequence, switches))
+            for share, proposal in zip(shares, proposals, strict=True)
+        ]
         plain = load_of(shares, [])
         load = load_of(shares, proposals) if any(map(Proposal.has_rows, proposals)) else plain
         flight = self._runner.launch(works)
@@ -221,7 +227,7 @@ class Engine:
         self._time_words(sum(len(verdict.words) for verdict in verdicts), self._clock() - landed)
         alive = [index for index, over in enumerate(is_over) if not over]
         for index in alive:
-            self._learn(shares[index], proposals[index], answers[index])
+            self._drafting.learn(shares[index], proposals[index], answers[index], verdicts[index].path)
         if not underway.is_counted_on:
             commit(self._runner, [(shares[index], verdicts[index]) for index in alive])
         for share in shares:
@@ -311,22 +317,6 @@ class Engine:
             verdict.cut = True
             sequence.end("error", str(error))
         return verdict
-
-    def _learn(self, share: Share, proposal: Proposal, answer: Answer) -> None:
-        """Let the scouting drafter see what the target would say after its rows."""
-        sequence, scouts = share.sequence, proposal.scouts
-        if not len(scouts) or sequence.finish_reason is not None:
-            return
-        depths = scouts.depths()
-        first = sequence.cache.length + share.num_known  # the position of a node of depth 1
-        first_row = 1 + len(proposal.bought)
-        self._drafting.learn(
-            sequence,
-            lambda: [
-                sequence.foresee(answer, first_row + index, first + depths[leaf])
-                for index, leaf in enumerate(scouts.leaves())
-            ],
-        )
 
     def _observe(self, underway: Underway, verdicts: Items[Verdict]) -> None:
         """Learn how good the guesses were and what they cost, unless something was done for the first time."""

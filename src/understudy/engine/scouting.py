@@ -19,7 +19,9 @@ from understudy.control.planning import Allowance
 from understudy.core.draft import EMPTY, ROOT, Draft, is_tree, is_well_typed
 from understudy.core.switches import Switches
 from understudy.drafters.base import Drafter, ScoutingDrafter
+from understudy.engine.scheduler import Share
 from understudy.engine.sequence import Sequence
+from understudy.runtime.runner import Answer
 
 _FIRST_YIELD = 0.5
 """Words per cycle expected of a class that nothing is known of: enough to be tried where rows are cheap."""
@@ -105,11 +107,21 @@ class Scouting:
         known = self._yields.get(workload_class, _FIRST_YIELD)
         self._yields[workload_class] = known + _WEIGHT * (added - known)
 
-    def learn(self, sequence: Sequence, words: Callable[[], list[int]]) -> None:
-        """Give the drafter the target's words after its rows."""
-        drafter = self._drafter
-        if drafter is None:
+    def learn(self, share: Share, bought: Draft, scouts: Draft, answer: Answer) -> None:
+        """Let the drafter see what the target would say after its rows, which stand behind what was bought."""
+        drafter, sequence = self._drafter, share.sequence
+        if drafter is None or not len(scouts) or sequence.finish_reason is not None:
             return
+        depths = scouts.depths()
+        first = sequence.cache.length + share.num_known  # the position of a node of depth 1
+        first_row = 1 + len(bought)
+
+        def words() -> list[int]:
+            return [
+                sequence.foresee(answer, first_row + index, first + depths[leaf])
+                for index, leaf in enumerate(scouts.leaves())
+            ]
+
         started = time.perf_counter()
         self._guard(drafter, lambda: drafter.learn(sequence.context, words()))
         self._learning_s += _WEIGHT * (time.perf_counter() - started - self._learning_s)

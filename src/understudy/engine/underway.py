@@ -85,12 +85,21 @@ class Underway:
         )
 
 
-def work_of(share: Share, proposal: Proposal) -> Work:
+def work_of(share: Share, proposal: Proposal, *, wants_features: bool) -> Work:
     """What one sequence computes."""
     sequence = share.sequence
     known = sequence.pending(share.num_known)
     scored = sequence.rows_to_score(share.num_known)
-    return Work(sequence.cache, known, proposal.bought, share.reaches_end, proposal.scouts, scored, dice=sequence.dice)
+    return Work(
+        sequence.cache,
+        known,
+        proposal.bought,
+        share.reaches_end,
+        proposal.scouts,
+        scored,
+        dice=sequence.dice,
+        wants_features=wants_features,
+    )
 
 
 def load_of(shares: Items[Share], proposals: Items[Proposal]) -> Load:
@@ -110,7 +119,7 @@ def score(share: Share, work: Work, answer: Answer) -> Answer:
         sequence.score(answer.logits[: len(work.scored)])
     except FloatingPointError as error:
         sequence.end("error", str(error))
-    return Answer(answer.logits[len(work.scored) :])
+    return answer._replace(logits=answer.logits[len(work.scored) :])
 
 
 def commit(runner: Runner, landed: Items[tuple[Share, Verdict]]) -> None:

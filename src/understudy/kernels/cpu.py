@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numba
@@ -19,7 +18,7 @@ from understudy.kernels import cpu_attention, cpu_ops
 from understudy.kernels.cpu_int8 import Int8Linear
 from understudy.kernels.cpu_linear import ROWS, Linear
 from understudy.kernels.host_passes import HostPasses
-from understudy.kernels.interface import BodyShape
+from understudy.kernels.interface import BodyShape, Compute
 from understudy.kernels.rows import Ints, Rows
 from understudy.kernels.simd import LANES
 
@@ -109,7 +108,7 @@ class CpuKernels:
         chosen[: len(wanted)] = hidden[wanted]
         return head(chosen)[: len(wanted)]
 
-    def passes(self, compute: Callable[[Rows], Floats], cache: Cache, *, vocab_size: int) -> HostPasses:
+    def passes(self, compute: Compute, cache: Cache, *, vocab_size: int) -> HostPasses:
         """What runs passes: at once."""
         return HostPasses(compute)
 
@@ -135,6 +134,11 @@ class CpuPass:
         self._attended = np.zeros((num_padded, shape.num_heads * shape.head_dim), np.float32)
         self._attended_heads = self._attended[:num_rows].reshape(self._queries.shape)
         self._activated = np.empty((num_padded, shape.intermediate_size), np.float32)
+
+    @property
+    def stream(self) -> Floats:
+        """The residual stream [rows or more, hidden]."""
+        return self._x
 
     def embed(self, table: Floats) -> None:
         """Begin the residual stream with the rows' lines of a table."""

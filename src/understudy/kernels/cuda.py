@@ -156,6 +156,11 @@ class CudaPass:
         self._delta: Tensor | None = None
         """[parts, rows, features]"""
 
+    @property
+    def stream(self) -> Tensor:
+        """The residual stream [rows, hidden]."""
+        return self._x
+
     def embed(self, table: Tensor) -> None:
         """Begin the residual stream with the rows' lines of a table."""
         self._x = cuda_ops.take_rows(table, self._rows.token_ids, dtype=torch.float32, words=self._rows.words)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from understudy.core.dice import Dice
-from understudy.kernels.interface import Drawn
+from understudy.kernels.interface import Compute, Drawn, FeatureBuffer
 from understudy.kernels.rows import Rows
 
 Floats = NDArray[np.float32]
@@ -38,9 +38,13 @@ class HostPasses:
     first_rival = 0
     num_firsts = 0
 
-    def __init__(self, compute: Callable[[Rows], Floats]) -> None:
+    def __init__(self, compute: Compute) -> None:
         self._compute = compute
 
     def launch(self, rows: Rows, dice: Sequence[Dice | None]) -> HostLaunched:
         """Compute a pass."""
         return HostLaunched(self._compute(rows))
+
+    def launch_showing(self, rows: Rows, dice: Sequence[Dice | None], shown: FeatureBuffer) -> HostLaunched:
+        """Compute a pass, and show hidden states of it."""
+        return HostLaunched(self._compute(rows, shown))

@@ -6,7 +6,7 @@ one call to the next, so it need not know: what a linear layer returns is for th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -20,6 +20,24 @@ from understudy.kernels.rows import Ints, Rows
 
 Array = Any
 """On the device: numpy.ndarray on the CPU, torch.Tensor on a GPU."""
+
+NORMED = -1
+"""In place of a number of layers: what the output layer reads, after the last norm."""
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureBuffer:
+    """Takes hidden states of a pass as they come by."""
+
+    layers: tuple[int, ...]
+    """What is wanted: n is the residual stream after the first n layers (0: the embedding), NORMED as it says"""
+    into: Array
+    """[rows, layers, hidden] fp32"""
+
+    def take(self, layer: int, stream: Array) -> None:
+        """Copy the rows' hidden states [rows or more, hidden] at a layer, if that layer is wanted."""
+        if layer in self.layers:
+            self.into[:, self.layers.index(layer)] = stream[: self.into.shape[0]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +75,10 @@ class Cache(Protocol):
 
 class Pass(Protocol):
     """One pass of rows through the layers. It holds the residual stream and what a linear layer adds to it next."""
+
+    @property
+    def stream(self) -> Array:
+        """The residual stream [rows or more, hidden] in fp32 as the last `norm` left it; the next one changes it."""
 
     def embed(self, table: Array) -> None:
         """Begin the residual stream with the lines of a table [vocabulary, hidden]."""
@@ -117,6 +139,20 @@ class Passes(Protocol):
         """Begin a pass; `dice` by place, None where the host draws."""
 
 
+class FeaturePasses(Passes, Protocol):
+    """Passes that can show hidden states; not those of every device do."""
+
+    def launch_showing(self, rows: Rows, dice: Sequence[Dice | None], shown: FeatureBuffer) -> Launched:
+        """As `launch`. `shown` lies on the host and is full when the pass has landed: its words or logits are there."""
+
+
+class Compute(Protocol):
+    """A decoder's pass over one cache."""
+
+    def __call__(self, rows: Any, shown: FeatureBuffer | None = None, /) -> Array:
+        """From placed rows to logits on the device; hidden states are copied if a buffer is given."""
+
+
 class Kernels(Protocol):
     """Row-invariant arithmetic on one device."""
 
@@ -154,8 +190,8 @@ class Kernels(Protocol):
     def logits(self, head: Any, hidden: Array, wanted: Array) -> Array:
         """The logits [N, vocabulary] of the rows of `hidden` that are wanted, by the packed output layer."""
 
-    def passes(self, compute: Callable[[Any], Array], cache: Any, *, vocab_size: int) -> Passes:
-        """What runs passes; `compute` takes placed rows to logits on the device."""
+    def passes(self, compute: Compute, cache: Any, *, vocab_size: int) -> Passes:
+        """What runs passes."""
 
     def to_host(self, logits: Array) -> NDArray[np.float32]:
         """Logits as numpy's; waits for the device."""

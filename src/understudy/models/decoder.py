@@ -14,7 +14,7 @@ from torch import Tensor
 
 from understudy.core.weights import WEIGHT_TYPES, WeightType
 from understudy.errors import ModelError
-from understudy.kernels.interface import Array, BodyShape, Cache, Kernels, PackedLinear, Passes
+from understudy.kernels.interface import NORMED, Array, BodyShape, Cache, FeatureBuffer, Kernels, PackedLinear, Passes
 from understudy.kernels.rows import Rows
 from understudy.models.config import ModelConfig
 from understudy.models.rotary import rotary_tables
@@ -156,24 +156,38 @@ class Decoder:
 
     def passes(self, cache: Cache) -> Passes:
         """What runs this model's passes over a cache."""
-        return self.kernels.passes(lambda rows: self.compute(rows, cache), cache, vocab_size=self.config.vocab_size)
+
+        def compute(rows: Any, shown: FeatureBuffer | None = None) -> Array:
+            return self.compute(rows, cache, shown)
+
+        return self.kernels.passes(compute, cache, vocab_size=self.config.vocab_size)
 
     def forward(self, rows: Rows, cache: Cache) -> Floats:
         """Compute all rows and return the logits [N, vocabulary] of `rows.logit_rows`."""
         return self.kernels.to_host(self.compute(self.kernels.place(rows), cache))
 
-    def compute(self, rows: Any, cache: Cache) -> Array:
-        """As `forward`, from placed rows to logits on the device, without waiting for them."""
+    def compute(self, rows: Any, cache: Cache, shown: FeatureBuffer | None = None) -> Array:
+        """As `forward`, from placed rows to logits on the device, without waiting for them.
+
+        `shown`, on the device, takes the hidden states that it wants of all rows.
+        """
         step = self.kernels.start(rows, cache, self._shape)
         step.embed(self._embedding)
         for index, layer in enumerate(self._layers):
-            qkv = layer.qkv(step.norm(layer.attention_norm))
+            normed = step.norm(layer.attention_norm)  # what the layer before has to add is in the stream from here on
+            if shown is not None:
+                shown.take(index, step.stream)
+            qkv = layer.qkv(normed)
             attended = step.attend(
                 qkv, layer=index, cos=self._cos, sin=self._sin, head_norms=layer.head_norms, window=layer.window
             )
             step.add(layer.attention_out(attended))
             step.add(layer.down(step.gate(layer.gate_up, step.norm(layer.feed_forward_norm))))
-        return self._logits(step.norm(self._final_norm), rows.logit_rows)
+        normed = step.norm(self._final_norm)
+        if shown is not None:
+            shown.take(len(self._layers), step.stream)
+            shown.take(NORMED, normed)
+        return self._logits(normed, rows.logit_rows)
 
     def _logits(self, hidden: Array, wanted: Array) -> Array:
         """The logits [N, vocabulary] of the rows that are wanted."""

@@ -39,6 +39,13 @@ class Work(NamedTuple):
     """Known rows whose logits are wanted besides, because the token that follows each is known: never the root."""
     dice: Dice | None = None
     """How its words are drawn, if a device may draw them by itself."""
+    wants_features: bool = False
+    """Whether hidden states of its known and drafted rows are wanted: those of `Runner.feature_layers`."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all kinds."""
+        return len(self.known) + len(self.draft) + len(self.scouts)
 
     @property
     def num_logits(self) -> int:

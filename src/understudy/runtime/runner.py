@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from understudy.core.dice import Dice
 from understudy.core.draft import EMPTY
 from understudy.kernels.host_passes import HostLaunched
-from understudy.kernels.interface import Drawn, Launched
+from understudy.kernels.interface import Drawn, FeatureBuffer, FeaturePasses, Launched
 from understudy.kernels.rows import Rows
 from understudy.kv.pool import BlockPool
 from understudy.kv.sequence import SequenceCache
@@ -35,17 +35,28 @@ class Answer(NamedTuple):
     sureness: Sequence[float] = ()
     rivals: Sequence[int] = ()
     """[places] for whoever only guesses: see `kernels.interface.Drawn`"""
+    features: Floats | None = None
+    """[known rows, then the draft's nodes; `Runner.feature_layers`; hidden] if the work wants them"""
 
 
 class Flight:
     """A pass under way."""
 
-    def __init__(self, works: Sequence[Work], counts: Sequence[int], launched: Launched, *, draws: bool) -> None:
-        """`counts`: the places of each work."""
+    def __init__(
+        self,
+        works: Sequence[Work],
+        counts: Sequence[int],
+        launched: Launched,
+        *,
+        draws: bool,
+        features: Floats | None = None,
+    ) -> None:
+        """`counts`: the places of each work; `features` [rows of the pass, layers, hidden] if any work wants them."""
         self.counts = counts
         self._works = works
         self._launched = launched
         self._draws = draws
+        self._features = features
 
     def land(self) -> list[Answer]:
         """Wait for the pass, and return what it has for each work."""
@@ -60,7 +71,17 @@ class Flight:
             else:
                 answers.append(Answer(logits=self._launched.logits(start, stop)))
             start = stop
-        return answers
+        return answers if self._features is None else self._with_features(answers, self._features)
+
+    def _with_features(self, answers: Sequence[Answer], features: Floats) -> list[Answer]:
+        """The answers with what they are shown; scouts are no part of a text, and nobody sees them."""
+        shown: list[Answer] = []
+        first = 0
+        for work, answer in zip(self._works, answers, strict=True):
+            last = first + len(work.known) + len(work.draft)
+            shown.append(answer._replace(features=features[first:last]) if work.wants_features else answer)
+            first += work.num_rows
+        return shown
 
 
 class Runner:
@@ -74,12 +95,19 @@ class Runner:
         self._row_by_row = row_by_row
         self.cache = decoder.new_cache(num_blocks)
         self._passes = decoder.passes(self.cache)
+        self.feature_layers: tuple[int, ...] = ()
+        """Whose hidden states are shown, as `kernels.interface.FeatureBuffer` names them; to be set before a pass."""
         self._heads_per_kv_head = decoder.config.num_heads // decoder.config.num_kv_heads
 
     @property
     def draws(self) -> bool:
         """Whether words are drawn by the device, and the next pass may begin before they are seen."""
         return self._passes.draws and not self._row_by_row
+
+    @property
+    def shows_features(self) -> bool:
+        """Whether hidden states of its rows can be shown."""
+        return hasattr(self._passes, "launch_showing") and not self._row_by_row
 
     @property
     def first_place(self) -> int:
@@ -100,10 +128,17 @@ class Runner:
         """Begin a pass."""
         rows = self._rows(works)
         counts = [work.num_logits for work in works]
+        wants_features = any(work.wants_features for work in works)
+        assert self.shows_features or not wants_features, "ask whether hidden states are shown before wanting them"
         if self._row_by_row:
             return Flight(works, counts, HostLaunched(self._forward_row_by_row(rows)), draws=False)
         dice = [work.dice for work, count in zip(works, counts, strict=True) for _ in range(count)]
-        return Flight(works, counts, self._passes.launch(rows, dice), draws=self.draws)
+        if not wants_features:
+            return Flight(works, counts, self._passes.launch(rows, dice), draws=self.draws)
+        shape = len(rows.token_ids), len(self.feature_layers), self.decoder.config.hidden_size
+        shown = FeatureBuffer(self.feature_layers, np.empty(shape, np.float32))
+        launched = cast(FeaturePasses, self._passes).launch_showing(rows, dice, shown)
+        return Flight(works, counts, launched, draws=self.draws, features=shown.into)
 
     def _rows(self, works: Sequence[Work]) -> Rows:
         tails_alone = self.decoder.kernels.tails_alone

@@ -1,0 +1,191 @@
+"""From guesses to a tree: which children a node has, and which nodes are worth a row.
+
+    guesses     the likeliest tokens at a place with their log probabilities, from whoever drafts
+    children    at temperature 0 the likeliest; above it the best of log q / temperature + the target's own noise at
+                that position, since the target will say the best of log p / temperature + the same noise
+    survival    how likely it is that the target's words lead to a node: confidences multiplied along its path
+    growth      best first: of all nodes that could be added the one likeliest to survive, until the rows are spent
+
+A node is expanded when it was added and may have children, so no place is guessed at that no row leads to. Where one
+pass guesses for many places at once, `grow_by_levels` expands the best nodes of each depth together.
+
+Without the shared noise (`is_coupled=False`) children are the likeliest at any temperature: for comparison.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from understudy.core.draft import EMPTY, ROOT, Draft
+from understudy.drafters.base import Budget, Context
+from understudy.sampling.noise import gumbel
+from understudy.sampling.processors import filtered_weights
+
+_LEAST_TEMPERATURE = 1e-4
+_LEAST_WEIGHT = 1e-4
+"""Tokens this much less likely than the best do not enter the race: they would hardly ever win it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Guesses:
+    """The likeliest tokens at one place, in any order."""
+
+    ids: NDArray[np.int64]
+    """[count] in the target's vocabulary, each named once"""
+    log_q: NDArray[np.float32]
+    """[count] log probabilities at temperature 1, among all tokens; what is not named is left to the target"""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How wide a tree grows."""
+
+    num_children: int = 1
+    """At most, under each node; with one the tree is a chain."""
+    is_coupled: bool = True
+    """Whether children are chosen with the target's noise."""
+
+
+Path = tuple[int, ...]
+"""The drafted tokens that lead to a place, from the first one on; the root's is empty."""
+Expand = Callable[[Path], Guesses | None]
+"""The guesses after a path; None where there is nothing to say."""
+
+
+class Child(NamedTuple):
+    """A token that may follow, and how likely the target is to say it."""
+
+    token: int
+    confidence: float
+
+
+def by_depth(guesses: Sequence[Guesses]) -> Expand:
+    """Guesses that depend on the depth alone: those at depth d + 1 follow every node of depth d."""
+    return lambda path: guesses[len(path)] if len(path) < len(guesses) else None
+
+
+def grow(expand: Expand, context: Context, budget: Budget, *, shape: Shape, source: str) -> Draft:
+    """The tree of the nodes that most likely survive, best first, within the budget."""
+    tree = _Growing(source)
+    waiting: list[tuple[float, int, int, Child, Path]] = []  # -survival, order of arrival, parent, child, path
+    arrivals = itertools.count()
+
+    def push(node: int, path: Path, survival: float) -> None:
+        if len(path) >= budget.max_depth:
+            return
+        for child in children(expand(path), context, position=len(context.tokens) + len(path), shape=shape):
+            entry = -survival * child.confidence, next(arrivals), node, child, (*path, child.token)
+            heapq.heappush(waiting, entry)
+
+    if budget.max_rows > 0:
+        push(ROOT, (), 1.0)
+    while waiting:
+        survival, _, parent, child, path = heapq.heappop(waiting)
+        node = tree.add(parent, child)
+        if len(tree.tokens) >= budget.max_rows:
+            break
+        push(node, path, -survival)
+    return tree.draft()
+
+
+def grow_by_levels(
+    expand: Callable[[list[Path]], Sequence[Guesses | None]],
+    context: Context,
+    budget: Budget,
+    *,
+    shape: Shape,
+    width: int,
+    source: str,
+) -> Draft:
+    """As `grow`, with one call of `expand` for each depth, over the `width` best nodes of the depth before.
+
+    All their children are candidates; those that most likely survive are kept.
+    """
+    tree = _Growing(source)
+    paths: dict[int, Path] = {ROOT: ()}
+    survival: dict[int, float] = {ROOT: 1.0}
+    level = [ROOT]
+    for depth in range(1, budget.max_depth + 1 if budget.max_rows > 0 else 1):
+        found = expand([paths[node] for node in level])
+        following: list[int] = []
+        for parent, guesses in zip(level, found, strict=True):
+            for child in children(guesses, context, position=len(context.tokens) + depth - 1, shape=shape):
+                node = tree.add(parent, child)
+                paths[node] = (*paths[parent], child.token)
+                survival[node] = survival[parent] * child.confidence
+                following.append(node)
+        # what is beyond the rows already will not be kept, nor anything below it
+        best = sorted(range(len(tree.tokens)), key=lambda node: -survival[node])[: budget.max_rows]
+        level = sorted(set(following) & set(best), key=lambda node: -survival[node])[:width]
+        if not level:
+            break
+    # a child survives no more often than its parent, who stands before it: with a node its parent is kept
+    return tree.draft().keep(sorted(range(len(tree.tokens)), key=lambda node: -survival[node])[: budget.max_rows])
+
+
+def children(guesses: Guesses | None, context: Context, *, position: int, shape: Shape) -> list[Child]:
+    """The children of a node whose next token stands at `position`, the best first, each token once.
+
+    Confidence: at temperature 0 and without noise the probability. With noise the race is run already, and what is
+    unknown is how far the target's scores differ: each child's share of exp(score + noise), near 1 for one that is far
+    ahead.
+    """
+    if guesses is None:
+        return []
+    is_known = np.isfinite(guesses.log_q)
+    ids, log_q = guesses.ids[is_known], guesses.log_q[is_known]
+    if not len(ids):
+        return []
+    if context.temperature == 0.0:
+        return _best(ids, log_q, np.exp(log_q.astype(np.float64)), shape.num_children)
+    with np.errstate(under="ignore"):
+        scaled = (log_q - log_q.max()) / np.float32(max(context.temperature, _LEAST_TEMPERATURE))
+        weights = filtered_weights(scaled, context.sampling)
+        is_racing = weights >= _LEAST_WEIGHT
+        ids, totals = ids[is_racing], scaled[is_racing].astype(np.float64)
+        if shape.is_coupled:
+            totals += gumbel(context.noise, position, ids)
+        shares = np.exp(totals - totals.max())
+    return _best(ids, totals, shares / shares.sum(), shape.num_children)
+
+
+def _best(
+    ids: NDArray[np.int64], scores: NDArray[np.floating], confidence: NDArray[np.float64], count: int
+) -> list[Child]:
+    """The tokens with the largest scores; of equal ones the lowest id, as the target chooses."""
+    if count < len(ids):
+        is_near = scores >= np.partition(scores, -count)[-count]
+        ids, scores, confidence = ids[is_near], scores[is_near], confidence[is_near]
+    best: dict[int, float] = {}
+    for place in np.lexsort((ids, -scores)):
+        best.setdefault(int(ids[place]), min(1.0, float(confidence[place])))
+    return [Child(token, sure) for token, sure in best.items()][:count]
+
+
+@dataclass(slots=True)
+class _Growing:
+    source: str
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    confidence: list[float] = field(default_factory=list)
+
+    def add(self, parent: int, child: Child) -> int:
+        """Add a node below another that is there already; return its number."""
+        self.tokens.append(child.token)
+        self.parents.append(parent)
+        self.confidence.append(child.confidence)
+        return len(self.tokens) - 1
+
+    def draft(self) -> Draft:
+        """The tree so far."""
+        if not self.tokens:
+            return EMPTY
+        sources = (self.source,) * len(self.tokens)
+        return Draft(tuple(self.tokens), tuple(self.parents), tuple(self.confidence), sources)

@@ -1,0 +1,94 @@
+"""Hidden states of the target, shown to the drafters that guess from them.
+
+After every pass, such a drafter sees the hidden states of the rows that became part of a text: prompt chunks, the last
+word, the accepted nodes of a draft. It never sees a rejected node. Every position is shown at most once, in order: what
+is computed again after a preemption was seen before. Positions that were not computed (a prefix that was found in the
+cache), or while a drafter had no say, are left out and stay so; a drafter is told where each row stands.
+
+Where no drafter asks for them, nothing is copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+from functools import partial
+from typing import cast
+
+import numpy as np
+
+from understudy.core.events import EventSink, Fallback
+from understudy.core.switches import Switches
+from understudy.drafters.base import Drafter, FeatureDrafter
+from understudy.engine.asking import Asking
+from understudy.engine.scheduler import Share
+from understudy.engine.sequence import Sequence
+from understudy.kernels.interface import NORMED
+from understudy.runtime.runner import Answer, Runner
+
+
+def without_blind(drafters: Items[Drafter], runner: Runner, emit: EventSink) -> list[Drafter]:
+    """The drafters without those that want hidden states which this target cannot show; each of them is an event."""
+    able: list[Drafter] = []
+    for drafter in drafters:
+        reason = _refusal(cast(FeatureDrafter, drafter), runner) if hasattr(drafter, "see") else ""
+        if reason:
+            emit(Fallback(f"drafter {drafter.name}", f"left out: {reason}"))
+        else:
+            able.append(drafter)
+    return able
+
+
+def _refusal(drafter: FeatureDrafter, runner: Runner) -> str:
+    """Why a drafter cannot be shown what it wants; empty if it can."""
+    if not runner.shows_features:
+        return "it guesses from hidden states of the target, which are not shown where this target is computed"
+    num_layers = runner.decoder.config.num_layers
+    unknown = [layer for layer in drafter.feature_layers if layer != NORMED and not 0 <= layer <= num_layers]
+    return f"it wants to see layers {unknown} of a target that has {num_layers}" if unknown else ""
+
+
+class Showing:
+    """Shows hidden states to the drafters of an engine that want them, if there are any."""
+
+    def __init__(self, asking: Asking, drafters: Items[Drafter]) -> None:
+        self._asking = asking
+        self._drafters = [cast(FeatureDrafter, drafter) for drafter in drafters if hasattr(drafter, "see")]
+        self.layers = tuple(sorted({layer for drafter in self._drafters for layer in drafter.feature_layers}))
+        """All that any of them wants to see."""
+        self._columns = [[self.layers.index(layer) for layer in drafter.feature_layers] for drafter in self._drafters]
+
+    def wants(self, sequence: Sequence, switches: Switches) -> bool:
+        """Whether anybody would look at a sequence's rows."""
+        return any(self._sees(drafter, sequence, switches) for drafter in self._drafters)
+
+    def show(self, share: Share, answer: Answer, path: Items[int], switches: Switches) -> None:
+        """Show the rows of a pass that become part of the text: those known, and the accepted nodes `path`.
+
+        To be called before the cache's length moves over them.
+        """
+        sequence, features = share.sequence, answer.features
+        if features is None or sequence.finish_reason is not None:
+            return
+        first = sequence.cache.length
+        rows = [*range(share.num_known), *(share.num_known + node for node in path)]
+        num_seen = max(0, sequence.num_shown - first)
+        if num_seen >= len(rows):
+            return
+        sequence.num_shown = first + len(rows)
+        for drafter, columns in zip(self._drafters, self._columns, strict=True):
+            if self._sees(drafter, sequence, switches):
+                # a copy, which a drafter may keep without keeping the rest of the pass
+                seen = features[np.ix_(rows[num_seen:], columns)]
+                seen.flags.writeable = False
+                self._asking.guard(drafter, partial(drafter.see, sequence.context, first + num_seen, seen))
+
+    def _sees(self, drafter: FeatureDrafter, sequence: Sequence, switches: Switches) -> bool:
+        """Whether a drafter may be asked for a sequence at all, and is not switched off."""
+        wanted = sequence.request.speculation
+        return (
+            wanted.drafter in (None, drafter.name)
+            and wanted.max_rows > 0
+            and switches.depth_of(wanted, sequence.request.workload_class) > 0
+            and switches.allows(drafter.name)
+            and self._asking.is_active(drafter, sequence)
+        )
