@@ -132,26 +132,29 @@ class LLM:
         if len({request.request_id for request in requests}) < len(requests):
             raise InvalidRequest("Two requests have the same id.", "Give each its own.", parameter="request_id")
         sequences: dict[str, list[RunningSequence]] = {}
+        running: dict[str, list[RunningSequence]] = {}
         results: dict[str, Result] = {}
         queue = iter(requests)
         try:
             while True:
-                while concurrency is None or len(sequences) - _num_done(sequences) < concurrency:
+                while concurrency is None or len(running) < concurrency:
                     request = next(queue, None)
                     if request is None:
                         break
-                    sequences[request.request_id] = self._submit(request)
+                    sequences[request.request_id] = running[request.request_id] = self._submit(request)
                     results[request.request_id] = _empty_result(request, sequences[request.request_id])
-                if self._is_done(sequences):
+                if not running:
                     break
-                for output in self._step(sequences):
+                for output in self._step(running):
                     _extend(results[output.request_id], output)
                     if on_output is not None:
                         on_output(output)
+                for request_id in self._done(running):
+                    del running[request_id]
         finally:
             self._leave(sequences)
-        for request_id, running in sequences.items():
-            _complete(results[request_id], running)
+        for request_id, ended in sequences.items():
+            _complete(results[request_id], ended)
             results[request_id].system_fingerprint = self._system_fingerprint
         return [results[request.request_id] for request in requests]
 
@@ -160,7 +163,7 @@ class LLM:
         request = self.request(prompt, sampling)
         running = self._submit(request)
         try:
-            while not self._is_done({request.request_id: running}):
+            while not self._done({request.request_id: running}):
                 yield from self._step([request.request_id])
         finally:
             self._leave([request.request_id])
@@ -182,10 +185,14 @@ class LLM:
             while inbox:
                 yield inbox.popleft()
 
-    def _is_done(self, sequences: Mapping[str, list[RunningSequence]]) -> bool:
-        """Whether these requests ended and all their words were taken; another thread's step may have ended them."""
+    def _done(self, running: Mapping[str, list[RunningSequence]]) -> list[str]:
+        """Those requests that ended, all their words taken; another thread's step may have ended them."""
         with self._lock:
-            return _num_done(sequences) == len(sequences) and not any(self._inbox[name] for name in sequences)
+            return [
+                request_id
+                for request_id, sequences in running.items()
+                if all(sequence.finish_reason is not None for sequence in sequences) and not self._inbox[request_id]
+            ]
 
     def _leave(self, request_ids: Iterable[str]) -> None:
         """Let go of requests; those that were not finished are aborted, and their blocks are free at once."""
@@ -201,10 +208,6 @@ def _ids(prompt: Sequence[int]) -> tuple[int, ...]:
         return tuple(operator.index(token) for token in prompt)
     except TypeError:
         raise InvalidRequest("A prompt is a text or a list of token ids.", parameter="prompt") from None
-
-
-def _num_done(sequences: Mapping[str, list[RunningSequence]]) -> int:
-    return sum(all(s.finish_reason is not None for s in running) for running in sequences.values())
 
 
 def _empty_result(request: Request, running: Sequence[RunningSequence]) -> Result:

@@ -46,11 +46,13 @@ def test_asks_for_cached_blocks_only_when_none_is_free() -> None:
 
     def reclaim() -> bool:
         asked.append(len(asked))
-        pool.release(0)
+        pool.drop(0)
         return True
 
     pool.reclaim = reclaim
-    pool.num_reclaimable = lambda: 1
+    pool.keep(0)
+    assert pool.num_available == 0
+    pool.release(0)
     assert pool.num_available == 1
     assert pool.take() == 0
     assert asked == [0]

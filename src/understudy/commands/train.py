@@ -46,12 +46,15 @@ def add_train(commands: Any) -> None:
     )
     add("--num-prompts", type=int, metavar="N", help="only the first N prompts (default: all)")
     add("--self-elicited", type=int, default=0, metavar="N", help="let the model write N prompts besides (default: 0)")
+    add("--about-own", type=int, default=0, metavar="N", help="ask N times about what it answered before (default: 0)")
+    add("--group", type=int, default=256, metavar="N", help="answers that are written together (default: 256)")
     add("--max-tokens", type=int, default=384, metavar="N", help="longest answer (default: 384)")
     add("--temperature", default="0,0.7,1", metavar="LIST", help="of the answers and of training (default: 0,0.7,1)")
     add = parser.add_argument_group("the training").add_argument
     add("--steps", type=int, default=2000, metavar="N", help="steps in all (default: 2000)")
     add("--learning-rate", type=float, default=1e-3, metavar="R", help="the highest (default: 0.001)")
     add("--batch-tokens", type=int, default=16384, metavar="N", help="tokens of a step (default: 16384)")
+    add("--layers", type=int, metavar="N", help="layers of a block (default: 2)")
     add("--draft-ids", type=int, default=8192, metavar="N", help="ids that it can guess (default: 8192)")
     add("--seed", type=int, default=0, metavar="N", help="of answers, weights and order (default: 0)")
     add("--stored", choices=("int8", "fp16"), default="int8", help="how weights are written (default: int8)")
@@ -91,9 +94,11 @@ def _check(arguments: argparse.Namespace) -> None:
         raise ConfigError("There is nothing to train on.", "Name prompts with --data, or ask for --self-elicited ones.")
     if arguments.minutes is not None and not 0.0 < arguments.minutes <= 1e5:
         raise ConfigError(f"--minutes is {arguments.minutes:g}.", "Give a number above 0.")
-    if arguments.self_elicited < 0:
-        raise ConfigError(f"--self-elicited is {arguments.self_elicited}.", "Give a whole number from 0 on.")
-    for name in ("num_prompts", "max_tokens", "steps", "batch_tokens", "draft_ids", "threads"):
+    for name in ("self_elicited", "about_own"):
+        if getattr(arguments, name) < 0:
+            flag = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"{flag} is {getattr(arguments, name)}.", "Give a whole number from 0 on.")
+    for name in ("num_prompts", "max_tokens", "group", "steps", "batch_tokens", "draft_ids", "layers", "threads"):
         value = getattr(arguments, name)
         if value is not None and value < 1:
             raise ConfigError(f"--{name.replace('_', '-')} is {value}.", "Give a whole number of at least 1.")
@@ -122,6 +127,8 @@ def _plan(arguments: argparse.Namespace) -> Plan:
         max_tokens=arguments.max_tokens,
         seed=arguments.seed,
         num_self_elicited=arguments.self_elicited,
+        num_about_own=arguments.about_own,
+        group=arguments.group,
     )
     return Plan(
         kind=arguments.kind,
@@ -131,6 +138,7 @@ def _plan(arguments: argparse.Namespace) -> Plan:
         data=tuple(arguments.data),
         max_prompts=arguments.num_prompts,
         num_draft_ids=arguments.draft_ids,
+        num_layers=arguments.layers,
         stored=arguments.stored,
         device=arguments.device,
         num_threads=arguments.threads,

@@ -37,7 +37,6 @@ class PrefixCache:
         # by the parent's identity, which is unique while a child that refers to it is in here
         self._nodes: OrderedDict[tuple[int, tuple[int, ...]], Node] = OrderedDict()  # least recently used first
         pool.reclaim = self._drop_oldest
-        pool.num_reclaimable = self._count_idle
 
     def root(self, tenant: str) -> Node:
         """Return the empty prefix of a tenant."""
@@ -71,7 +70,7 @@ class PrefixCache:
             node = Node(parent, tokens, block)
             parent.num_children += 1
             self._nodes[key] = node
-            self._pool.share(block)
+            self._pool.keep(block)
             ancestor = parent
             while ancestor.parent is not None:  # the new leaf must not be younger than its ancestors
                 self._nodes.move_to_end((id(ancestor.parent), ancestor.tokens))
@@ -82,15 +81,12 @@ class PrefixCache:
         """Every block that the cache refers to."""
         return [node.block for node in self._nodes.values()]
 
-    def _count_idle(self) -> int:
-        return sum(self._pool.references(node.block) == 1 for node in self._nodes.values())
-
     def _drop_oldest(self) -> bool:
         for key, node in self._nodes.items():
-            if self._pool.references(node.block) == 1 and not node.num_children:
+            if self._pool.is_idle(node.block) and not node.num_children:
                 del self._nodes[key]
                 assert node.parent is not None
                 node.parent.num_children -= 1
-                self._pool.release(node.block)
+                self._pool.drop(node.block)
                 return True
         return False

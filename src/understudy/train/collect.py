@@ -1,6 +1,11 @@
 """The target writes the answers that its draft learns from, with our own engine, and some of the questions too.
 
-Prompts are answered in a fixed order, each with its own seed and one of the temperatures in turn, a group at a time;
+    given            prompts from files
+    self-elicited    the target is given the head of a user's turn alone, and writes the question
+    about its own    one of the tasks below, about an answer that was collected before: texts to sum up, to translate,
+                     to find something in, which lists of questions have few of
+
+Prompts are answered in this order, each with its own seed and one of the temperatures in turn, a group at a time;
 after each group its answers are written. So collecting can stop anywhere, and goes on after the last group.
 """
 
@@ -21,6 +26,24 @@ from understudy.train.prompts import TrainPrompt
 
 SELF_ELICITED = "self-elicited"
 """The class of questions that the target wrote itself."""
+ABOUT_OWN = "about-its-own-text"
+"""The class of tasks about what it wrote."""
+_TASKS = (
+    "Summarize the following text in a few sentences.\n\n{text}",
+    "{text}\n\nTL;DR:",
+    "Translate the following text to German.\n\n{text}",
+    "Translate the following text to French.\n\n{text}",
+    "Translate the following text to Spanish.\n\n{text}",
+    "List the key points of this text.\n\n{text}",
+    "Read the text and answer the question.\n\nText: {text}\n\nQuestion: What is it about, and why does it matter?",
+    "Context:\n{text}\n\nUsing only the context above, explain its most important idea in your own words.",
+    "Rewrite the following text in a simpler way.\n\n{text}",
+    "Write a short story inspired by this text.\n\n{text}",
+)
+_LEAST_OWN_TOKENS = 48
+"""Shorter answers are no text to work on."""
+_GOLDEN = 0.6180339887498949
+"""Its multiples are spread evenly, however many are taken."""
 _MARK = "understudy-question"
 _QUESTION_TOKENS = 160
 
@@ -38,6 +61,12 @@ class CollectSettings:
     group: int = 256
     """Prompts that are answered and written together."""
     num_self_elicited: int = 0
+    num_about_own: int = 0
+
+    @property
+    def num_made(self) -> int:
+        """Prompts that come from the target itself."""
+        return self.num_self_elicited + self.num_about_own
 
 
 def collect(
@@ -54,18 +83,41 @@ def collect(
     A prompt that cannot be answered (it is too long) has a sample of its prompt alone, which nothing is trained on, so
     that places in the file are places among the prompts.
     """
-    num_prompts = len(prompts) + settings.num_self_elicited
-    vocab_size = llm.target.decoder.config.vocab_size
-    num_done = len(read_samples(path, vocab_size=vocab_size))
-    while num_done < num_prompts and time.monotonic() < deadline_s:
-        places = range(num_done, min(num_done + settings.group, num_prompts))
-        asked = [prompts[place] for place in places if place < len(prompts)]
-        asked += elicit(llm, [settings.seed + place for place in places if place >= len(prompts)])
-        append_samples(path, _answers(llm, asked, places, settings))
-        num_done += len(places)
+    num_given, num_prompts = len(prompts), len(prompts) + settings.num_made
+    first_about = num_given + settings.num_self_elicited
+    samples = read_samples(path, vocab_size=llm.target.decoder.config.vocab_size)
+    while len(samples) < num_prompts and time.monotonic() < deadline_s:
+        first = len(samples)
+        # a group has prompts of one origin, so that tasks find all answers that they are about
+        end = next(end for end in (num_given, first_about, num_prompts) if first < end)
+        places = range(first, min(first + settings.group, end))
+        if end == num_given:
+            asked = list(prompts[first : places.stop])
+        elif end == first_about:
+            asked = elicit(llm, [settings.seed + place for place in places])
+        else:
+            asked = _about_own(llm, samples[:first_about], range(first - first_about, places.stop - first_about))
+        answers = _answers(llm, asked, places, settings)
+        append_samples(path, answers)
+        samples += answers
         if watcher is not None:
-            watcher(num_done, num_prompts)
-    return num_done >= num_prompts
+            watcher(len(samples), num_prompts)
+    return len(samples) >= num_prompts
+
+
+def _about_own(llm: LLM, samples: Sequence[Sample], numbers: range) -> list[TrainPrompt]:
+    """Tasks about earlier answers, spread over all of them."""
+    texts = [sample for sample in samples if len(sample.answer_ids) >= _LEAST_OWN_TOKENS]
+    if not texts:
+        raise InvalidRequest("No answer is long enough to ask something about it.")
+    tokenizer = llm.target.tokenizer
+    asked: list[TrainPrompt] = []
+    for number in numbers:
+        sample = texts[int(number * _GOLDEN % 1.0 * len(texts))]
+        text = tokenizer.decode(sample.answer_ids).strip()
+        content = _TASKS[number % len(_TASKS)].replace("{text}", text)
+        asked.append(TrainPrompt(ABOUT_OWN, ({"role": "user", "content": content},)))
+    return asked
 
 
 def elicit(llm: LLM, seeds: Sequence[int]) -> list[TrainPrompt]:
@@ -92,7 +144,10 @@ def elicit(llm: LLM, seeds: Sequence[int]) -> list[TrainPrompt]:
         )
         for place, seed in enumerate(seeds)
     ]
-    questions = [result.completions[0].text.strip() or "Hello." for result in llm.run(requests)]
+    questions = [
+        result.completions[0].text.strip() or "Hello."
+        for result in llm.run(requests, concurrency=llm.engine.config.max_sequences)
+    ]
     return [TrainPrompt(SELF_ELICITED, ({"role": "user", "content": question},)) for question in questions]
 
 
@@ -113,7 +168,7 @@ def _answers(llm: LLM, asked: Sequence[TrainPrompt], places: range, settings: Co
                 tenant=f"answer {place}",  # drafts learn nothing from the others' answers
                 workload_class=prompt.prompt_class,
             )
-    results = dict(zip(requests, llm.run(requests.values()), strict=True))
+    results = dict(zip(requests, llm.run(requests.values(), concurrency=llm.engine.config.max_sequences), strict=True))
     return [
         Sample(
             token_ids=(*ids, *(results[place].completions[0].token_ids if place in results else ())),

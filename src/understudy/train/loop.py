@@ -24,7 +24,7 @@ from understudy.errors import ConfigError, ModelError
 from understudy.models.heads.files import replace_file
 from understudy.train.data import Batch, Batches, Sample, samples_digest, step_seed
 from understudy.train.guesses import Guesser
-from understudy.train.losses import acceptance, draft_loss, survival_loss, target_laws
+from understudy.train.losses import draft_loss, survival_loss, target_laws
 from understudy.train.settings import TrainSettings
 from understudy.train.teacher import Reading
 
@@ -34,7 +34,7 @@ Watcher = Callable[[int, int, float], None]
 _SAVE_EVERY_S = 60.0
 """Where steps are slow, the state is written as often as this."""
 _LOWEST_RATE = 0.05
-_MOST_LAW_ROWS = 4096
+_MOST_LAW_ROWS = 8192
 """Rows whose logits over the whole vocabulary are held at once."""
 
 
@@ -93,28 +93,29 @@ def _optimizer(head: nn.Module, settings: TrainSettings) -> torch.optim.AdamW:
     matrices = [parameter for parameter in head.parameters() if parameter.dim() > 1]
     vectors = [parameter for parameter in head.parameters() if parameter.dim() <= 1]
     groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=(0.9, 0.95))
+    on_gpu = next(head.parameters()).is_cuda
+    return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=(0.9, 0.95), fused=on_gpu)
 
 
 def batch_loss(guesser: Guesser, batch: Batch, reading: Reading, anchors: Tensor, settings: TrainSettings) -> Tensor:
     """The mean loss of a batch's guesses from anchors [B, A]; places further ahead weigh less."""
     total = reading.last_hidden.new_zeros((), dtype=torch.float32)
-    weight = 0.0
+    weight = total.clone()
+    laws, line_of = _laws(guesser, batch, reading, settings)
     for k, guess in enumerate(guesser.after_text(reading, anchors)):
         wanted = batch.is_guessed(anchors, k)  # [B, A]
-        num_wanted = int(wanted.sum())
-        if num_wanted == 0:
-            break
-        laws = _laws(guesser, reading, anchors + 1 + k, wanted, settings)
+        places = (anchors + 1 + k).clamp(max=line_of.shape[1] - 1)
+        after = laws[:, line_of.gather(1, places)[wanted]]  # [temperatures, N, D]
         logits = guess.logits[wanted]
-        losses = draft_loss(logits, laws, settings.temperatures, cross_entropy_share=settings.cross_entropy_share)
+        losses, accepted = draft_loss(
+            logits, after, settings.temperatures, cross_entropy_share=settings.cross_entropy_share
+        )
         if guess.confidence is not None:
-            accepted = acceptance(logits, laws, settings.temperatures)
             losses = losses + survival_loss(guess.confidence[wanted], accepted)
         share = settings.place_decay**k
         total = total + share * losses.sum()
-        weight += share * num_wanted
-    return total / max(weight, 1.0)
+        weight = weight + share * wanted.sum()
+    return total / weight.clamp(min=1.0)
 
 
 def draw_anchors(batch: Batch, num_anchors: int, *, seed: int) -> Tensor:
@@ -164,15 +165,19 @@ def rate_at(step: int, settings: TrainSettings) -> float:
     return _LOWEST_RATE + (1.0 - _LOWEST_RATE) * 0.5 * (1.0 + math.cos(math.pi * passed))
 
 
-def _laws(guesser: Guesser, reading: Reading, places: Tensor, wanted: Tensor, settings: TrainSettings) -> Tensor:
-    """The target's laws [temperatures, N, D] at the wanted of places [B, A]; the law at i is of x[i+1]."""
-    line = torch.arange(len(places), device=places.device)[:, None].expand_as(places)
-    states = reading.last_hidden[line[wanted], places[wanted]]  # [N, hidden]
+def _laws(guesser: Guesser, batch: Batch, reading: Reading, settings: TrainSettings) -> tuple[Tensor, Tensor]:
+    """The target's laws [temperatures, N, D] of all words of the answers, and the line [B, T] of each place's.
+
+    The law at i is of x[i+1]. Many anchors guess at one word, so its law is computed once for all.
+    """
+    places = torch.arange(reading.last_hidden.shape[1], device=reading.last_hidden.device)
+    is_asked = (places >= batch.answer_starts[:, None] - 1) & (places < batch.lengths[:, None] - 1)  # [B, T]
+    line_of = (is_asked.flatten().cumsum(0) - 1).reshape(is_asked.shape).clamp(min=0)
     parts = [
         target_laws(guesser.teacher.logits(rows), guesser.vocabulary.ids, settings.temperatures)
-        for rows in torch.split(states, _MOST_LAW_ROWS)
+        for rows in torch.split(reading.last_hidden[is_asked], _MOST_LAW_ROWS)
     ]
-    return torch.cat(parts, dim=1)
+    return torch.cat(parts, dim=1), line_of
 
 
 def _identity(guesser: Guesser, samples: list[Sample], settings: TrainSettings) -> dict[str, Any]:

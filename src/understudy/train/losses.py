@@ -32,35 +32,31 @@ def target_laws(logits: Tensor, draft_ids: Tensor, temperatures: Sequence[float]
             best = logits.argmax(dim=-1, keepdim=True)  # [N, 1]
             laws.append((draft_ids == best).to(torch.float32))
         else:
-            laws.append((logits.float() / temperature).softmax(dim=-1)[:, draft_ids])
+            scaled = logits.float() / temperature
+            laws.append((scaled[:, draft_ids] - scaled.logsumexp(dim=-1, keepdim=True)).exp())
     return torch.stack(laws)
 
 
 def draft_loss(
     draft_logits: Tensor, laws: Laws, temperatures: Sequence[float], *, cross_entropy_share: float
-) -> Tensor:
-    """Give the loss [N] of draft logits [N, D], mean over temperatures: total variation mixed with cross-entropy."""
+) -> tuple[Tensor, Tensor]:
+    """Give the loss [N] of draft logits [N, D], and how likely the guesses are right [N]: means over temperatures.
+
+    The loss is total variation mixed with cross-entropy. A guess is right as often as 1 - TV, and at temperature 0 if
+    the best words agree.
+    """
     losses: list[Tensor] = []
-    for p, temperature in zip(laws, temperatures, strict=True):
-        log_q = log_softmax(draft_logits.float() / (temperature or 1.0), dim=-1)
-        variation = 1.0 - torch.minimum(p, log_q.exp()).sum(dim=-1)
-        cross_entropy = -(p * log_q).sum(dim=-1)
-        losses.append((1.0 - cross_entropy_share) * variation + cross_entropy_share * cross_entropy)
-    return torch.stack(losses).mean(dim=0)
-
-
-@torch.no_grad()
-def acceptance(draft_logits: Tensor, laws: Laws, temperatures: Sequence[float]) -> Tensor:
-    """How likely a guess is right [N], mean over temperatures: 1 - TV, and at temperature 0 whether the best agree."""
     rates: list[Tensor] = []
     for p, temperature in zip(laws, temperatures, strict=True):
+        log_q = log_softmax(draft_logits.float() / (temperature or 1.0), dim=-1)
+        common = torch.minimum(p, log_q.exp()).sum(dim=-1)
+        cross_entropy = -(p * log_q).sum(dim=-1)
+        losses.append((1.0 - cross_entropy_share) * (1.0 - common) + cross_entropy_share * cross_entropy)
         if temperature == 0.0:
-            best = draft_logits.argmax(dim=-1, keepdim=True)
-            rates.append(p.gather(-1, best)[:, 0])
+            rates.append(p.gather(-1, draft_logits.argmax(dim=-1, keepdim=True))[:, 0])
         else:
-            q = (draft_logits.float() / temperature).softmax(dim=-1)
-            rates.append(torch.minimum(p, q).sum(dim=-1))
-    return torch.stack(rates).mean(dim=0)
+            rates.append(common.detach())
+    return torch.stack(losses).mean(dim=0), torch.stack(rates).mean(dim=0)
 
 
 def survival_loss(log_odds: Tensor, accepted: Tensor) -> Tensor:

@@ -45,6 +45,9 @@ from understudy.train.prompts import TrainPrompt, read_prompts
 from understudy.train.settings import TrainSettings
 from understudy.train.teacher import Teacher
 
+_GPU_ROWS = 1024
+"""Rows of a step while answers are collected on a GPU: half for texts that are being written, half for prompts."""
+
 Watcher = Callable[[str, int, int, str], None]
 """Told the part under way, what is done of it and what there is in all, and something to show beside."""
 
@@ -61,6 +64,8 @@ class Plan:
     data: tuple[str, ...] = ()
     max_prompts: int | None = None
     num_draft_ids: int = 8192
+    num_layers: int | None = None
+    """Of a block; what suits the target if None."""
     held_out_share: float = 0.02
     stored: StoredType = "int8"
     device: DeviceChoice = "auto"
@@ -89,7 +94,7 @@ def run(plan: Plan, *, deadline_s: float = math.inf, watcher: Watcher | None = N
     tell: Watcher = watcher or (lambda *_: None)
     prompts = read_prompts(plan.data) if plan.data else []
     prompts = prompts[: plan.max_prompts]
-    if not prompts and not plan.collect.num_self_elicited:
+    if not prompts and not plan.collect.num_made:
         raise ConfigError("There is nothing to train on.", "Name files of prompts, or ask for self-elicited ones.")
     loaded = load_model(plan.model)
     work = plan.out / "work"
@@ -102,7 +107,7 @@ def run(plan: Plan, *, deadline_s: float = math.inf, watcher: Watcher | None = N
     samples = read_samples(answers / "samples.jsonl", vocab_size=loaded.config.vocab_size)
     kept, held_out = split_samples(samples, held_out_share=plan.held_out_share)
     guesser = _guesser(plan, loaded, kept)
-    with _threads(plan.num_threads):
+    with _threads(plan.num_threads), _fast_products():
         came = _train(plan, guesser, kept, work / "state.pt", deadline_s=deadline_s, tell=tell)
         if not came.is_done or time.monotonic() >= deadline_s:
             return Outcome("evaluate" if came.is_done else "train", {})
@@ -131,13 +136,32 @@ def _threads(num_threads: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+@contextmanager
+def _fast_products() -> Iterator[None]:
+    """Let a GPU round factors of fp32 products to 11 bits: far finer than what training can tell apart."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
 def _collect(plan: Plan, prompts: Sequence[TrainPrompt], path: Path, *, deadline_s: float, tell: Watcher) -> bool:
     """Collect what is missing; no engine is built if nothing is."""
-    num_wanted = len(prompts) + plan.collect.num_self_elicited
+    num_wanted = len(prompts) + plan.collect.num_made
     num_lines = path.read_bytes().count(b"\n") if path.is_file() else 0
     if num_lines >= num_wanted:
         return True
-    config = EngineConfig(device=plan.device, num_threads=plan.num_threads, max_sequences=plan.collect.group)
+    is_on_gpu = train_device(plan.device) == "cuda"
+    num_rows = _GPU_ROWS if is_on_gpu else EngineConfig().max_rows_per_step
+    config = EngineConfig(
+        drafters=(),  # with so many texts at once there is nothing to gain
+        device=plan.device,
+        num_threads=plan.num_threads,
+        max_sequences=min(plan.collect.group, num_rows // 2),
+        max_rows_per_step=num_rows,
+    )
     llm = LLM(plan.model, config=config)
     return collecting.collect(
         llm,
@@ -171,6 +195,7 @@ def _guesser(plan: Plan, loaded: LoadedModel, samples: Sequence[Sample]) -> Gues
         target_name=loaded.name,
         target_hash=loaded.source_hash,
         num_draft_ids=len(vocabulary),
+        num_layers=plan.num_layers,
     )
     device = train_device(plan.device)
     dtype = torch.bfloat16 if device == "cuda" else torch.float32

@@ -131,7 +131,10 @@ def split_heads(x: Tensor, head_dim: int) -> Tensor:
 
 
 def attend(queries: Tensor, seen: KeysValues, mask: Tensor) -> Tensor:
-    """[B, H, T, D] over keys of G heads; `mask` [.., T, keys] is true where a row may look."""
-    return nn.functional.scaled_dot_product_attention(
-        queries, seen.keys.to(queries.dtype), seen.values.to(queries.dtype), attn_mask=mask, enable_gqa=True
-    )
+    """[B, H, T, D] over keys of G heads; `mask` [.., T, keys] is true where a row may look.
+
+    Keys are repeated for the heads that share them: no kernel of a GPU that takes a mask would do it by itself.
+    """
+    heads_by_group = queries.shape[1] // seen.keys.shape[1]
+    keys, values = (x.to(queries.dtype).repeat_interleave(heads_by_group, dim=1) for x in (seen.keys, seen.values))
+    return nn.functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)

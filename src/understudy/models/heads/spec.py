@@ -110,9 +110,15 @@ class HeadSpec:
 
 
 def default_spec(
-    kind: HeadKind, target: ModelConfig, *, target_name: str, target_hash: str, num_draft_ids: int
+    kind: HeadKind,
+    target: ModelConfig,
+    *,
+    target_name: str,
+    target_hash: str,
+    num_draft_ids: int,
+    num_layers: int | None = None,
 ) -> HeadSpec:
-    """Give the sizes that suit a target, for a draft of a kind."""
+    """Give the sizes that suit a target, for a draft of a kind; a block may have another number of layers."""
     base = HeadSpec(
         kind="medusa",
         target=target,
@@ -136,9 +142,9 @@ def default_spec(
         kind="block",
         feature_layers=spread_layers(target.num_layers, min(5, target.num_layers)),
         num_tokens=7,
-        num_layers=2,
+        num_layers=num_layers or 2,
         intermediate_size=target.intermediate_size,
-        markov_rank=64,
+        markov_rank=128,
     )
 
 
