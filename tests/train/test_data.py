@@ -85,12 +85,12 @@ def test_batches_are_a_function_of_seed_and_step() -> None:
 
     one, same, other = batches(0), batches(0), batches(1)
     assert len(one) == 10
-    order = [lines(one.at(step).token_ids) for step in range(20)]
-    assert order == [lines(same.at(step).token_ids) for step in range(20)]
-    assert order != [lines(other.at(step).token_ids) for step in range(20)]
+    order = [lines(one.batch(one.number_at(step)).token_ids) for step in range(20)]
+    assert order == [lines(same.batch(same.number_at(step)).token_ids) for step in range(20)]
+    assert order != [lines(other.batch(other.number_at(step)).token_ids) for step in range(20)]
     assert order[:10] != order[10:]  # another order in the next epoch
     assert sorted(order[:10]) == sorted(order[10:])
-    assert all(one.at(step).token_ids.numel() <= 60 for step in range(10))
+    assert all(one.batch(one.number_at(step)).token_ids.numel() <= 60 for step in range(10))
 
 
 def test_a_batch_is_filled_up_and_cut_off() -> None:

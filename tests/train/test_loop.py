@@ -15,6 +15,7 @@ from tests.tiny_heads import tiny_guesser, tiny_samples
 from understudy.errors import ConfigError, ModelError
 from understudy.models.heads.spec import HEAD_KINDS, HeadKind
 from understudy.train.data import make_batch
+from understudy.train.lessons import read_lesson
 from understudy.train.loop import batch_loss, draw_anchors, rate_at, train
 from understudy.train.settings import TrainSettings
 
@@ -77,13 +78,12 @@ def test_the_time_is_kept_and_the_state_up_to_date(tmp_path: Path, monkeypatch: 
 def test_the_loss_goes_down(kind: HeadKind, tmp_path: Path) -> None:
     guesser = tiny_guesser(kind)
     settings = replace(SETTINGS, num_steps=40, learning_rate=1e-2)
-    batch = make_batch(SAMPLES, max_length=32)
-    reading = guesser.teacher.read(batch.token_ids, guesser.head.spec.feature_layers)
-    anchors = draw_anchors(batch, 8, seed=0)
+    lesson = read_lesson(guesser, make_batch(SAMPLES, max_length=32), settings.temperatures)
+    anchors = draw_anchors(lesson.batch, 8, seed=0)
 
     def loss() -> float:
         with torch.no_grad():
-            return float(batch_loss(guesser, batch, reading, anchors, settings))
+            return float(batch_loss(guesser, lesson, anchors, settings))
 
     before = loss()
     train(guesser, SAMPLES, settings, state_file=tmp_path / "state")
@@ -95,11 +95,10 @@ def test_in_bf16_as_on_a_gpu_it_loses_about_the_same(kind: HeadKind) -> None:
     losses: list[float] = []
     for dtype in (torch.float32, torch.bfloat16):
         guesser = tiny_guesser(kind, dtype=dtype)
-        batch = make_batch(SAMPLES, max_length=32)
-        reading = guesser.teacher.read(batch.token_ids, guesser.head.spec.feature_layers)
-        assert reading.features.dtype == reading.last_hidden.dtype == dtype
+        lesson = read_lesson(guesser, make_batch(SAMPLES, max_length=32), SETTINGS.temperatures)
+        assert lesson.reading.features.dtype == lesson.reading.last_hidden.dtype == dtype
         with guesser.computing():
-            loss = batch_loss(guesser, batch, reading, draw_anchors(batch, 8, seed=0), SETTINGS)
+            loss = batch_loss(guesser, lesson, draw_anchors(lesson.batch, 8, seed=0), SETTINGS)
         loss.backward()
         assert all(parameter.grad is not None for parameter in guesser.head.parameters())
         assert loss.dtype == torch.float32

@@ -13,7 +13,8 @@ LOGITS = torch.tensor([[1.0, 2.0, 0.5, -1.0], [0.0, 0.0, 3.0, 0.0]])
 
 
 def test_laws() -> None:
-    greedy, warm = target_laws(LOGITS, IDS, (0.0, 0.7))
+    laws = target_laws(LOGITS, IDS, (0.0, 0.7))
+    greedy, warm = (p.scatter(1, laws.places, p) for p in laws.p)  # by place again, the likeliest were first
     assert greedy.tolist() == [[0.0, 0.0, 0.0], [0.0, 1.0, 0.0]]
     torch.testing.assert_close(warm, (LOGITS / 0.7).softmax(-1)[:, [0, 2, 3]])
     assert bool((warm.sum(-1) < 1.0).all())  # what cannot be drafted is not given to others
@@ -68,3 +69,15 @@ def test_survival_is_smallest_at_the_truth() -> None:
     best = survival_loss(truth, accepted)
     for shift in (-0.5, 0.5):
         assert bool((survival_loss(truth + shift, accepted) > best).all())
+
+
+def test_unlikely_words_are_left_out_of_a_law_and_hardly_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits, draft = (6.0 * torch.randn(4, 50, generator=generator) for _ in range(2))
+    ids, temperatures = torch.arange(50), (0.0, 0.7, 1.0)
+    whole = draft_loss(draft, target_laws(logits, ids, temperatures), temperatures, cross_entropy_share=0.0)
+    monkeypatch.setattr("understudy.train.losses.NUM_LIKELIEST", 16)
+    laws = target_laws(logits, ids, temperatures)
+    assert laws.places.shape == (4, 16)
+    for few, all_of_them in zip(draft_loss(draft, laws, temperatures, cross_entropy_share=0.0), whole, strict=True):
+        torch.testing.assert_close(few, all_of_them, atol=2e-3, rtol=0.0)

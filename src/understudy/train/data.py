@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -94,10 +94,17 @@ class Batch:
     """[B]"""
     answer_starts: Tensor
     """[B]"""
+    num_most_anchors: int
+    """Of the text with most: places from which a word of its answer can be guessed"""
 
     def to(self, device: torch.device | str) -> Batch:
         """The same on a device."""
-        return Batch(self.token_ids.to(device), self.lengths.to(device), self.answer_starts.to(device))
+        return replace(
+            self,
+            token_ids=self.token_ids.to(device),
+            lengths=self.lengths.to(device),
+            answer_starts=self.answer_starts.to(device),
+        )
 
     def is_guessed(self, anchors: Tensor, k: int) -> Tensor:
         """Whether guess k from each anchor [B, A] is about a word of the text, from an anchor that serving has: [B, A].
@@ -134,12 +141,15 @@ class Batches:
     def __len__(self) -> int:
         return len(self._batches)
 
-    def at(self, step: int) -> Batch:
-        """The batch of a step."""
+    def number_at(self, step: int) -> int:
+        """Which batch is a step's."""
         epoch, place = divmod(step, len(self._batches))
         generator = torch.Generator().manual_seed(step_seed(self._seed, epoch))
-        order = torch.randperm(len(self._batches), generator=generator)
-        return make_batch(self._batches[int(order[place])], max_length=self._max_length)
+        return int(torch.randperm(len(self._batches), generator=generator)[place])
+
+    def batch(self, number: int) -> Batch:
+        """The batch of a number."""
+        return make_batch(self._batches[number], max_length=self._max_length)
 
 
 def make_batch(samples: Sequence[Sample], *, max_length: int) -> Batch:
@@ -147,8 +157,9 @@ def make_batch(samples: Sequence[Sample], *, max_length: int) -> Batch:
     texts = [sample.token_ids[:max_length] for sample in samples]
     longest = max(map(len, texts))
     filled = [[*text, *([0] * (longest - len(text)))] for text in texts]
-    starts = [sample.answer_start for sample in samples]
-    return Batch(torch.tensor(filled), torch.tensor([len(text) for text in texts]), torch.tensor(starts))
+    lengths, starts = [len(text) for text in texts], [sample.answer_start for sample in samples]
+    most = max(length - 1 - start for length, start in zip(lengths, starts, strict=True))
+    return Batch(torch.tensor(filled), torch.tensor(lengths), torch.tensor(starts), max(most, 0))
 
 
 def step_seed(seed: int, step: int) -> int:

@@ -24,9 +24,9 @@ from understudy.errors import ConfigError, ModelError
 from understudy.models.heads.files import replace_file
 from understudy.train.data import Batch, Batches, Sample, samples_digest, step_seed
 from understudy.train.guesses import Guesser
-from understudy.train.losses import draft_loss, survival_loss, target_laws
+from understudy.train.lessons import Lesson, Lessons
+from understudy.train.losses import draft_loss, survival_loss
 from understudy.train.settings import TrainSettings
-from understudy.train.teacher import Reading
 
 Watcher = Callable[[int, int, float], None]
 """Told the steps done, the steps in all, and the mean loss of late."""
@@ -34,8 +34,6 @@ Watcher = Callable[[int, int, float], None]
 _SAVE_EVERY_S = 60.0
 """Where steps are slow, the state is written as often as this."""
 _LOWEST_RATE = 0.05
-_MOST_LAW_ROWS = 8192
-"""Rows whose logits over the whole vocabulary are held at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +72,10 @@ def train(
     optimizer = _optimizer(head, settings)
     identity = _identity(guesser, samples, settings)
     step, loss = _resume(state_file, head, optimizer, identity)
+    lessons = Lessons(guesser, batches, settings.temperatures)
     saved_s = time.monotonic()
     while step < settings.num_steps and (now_s := time.monotonic()) < deadline_s:
-        found = _step(guesser, optimizer, batches.at(step), settings, step)
+        found = _step(guesser, optimizer, lessons.at(step), settings, step)
         step += 1
         loss = found if step == 1 else 0.98 * loss + 0.02 * found
         if step % settings.save_every_steps == 0 or now_s - saved_s >= _SAVE_EVERY_S:
@@ -97,23 +96,23 @@ def _optimizer(head: nn.Module, settings: TrainSettings) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=(0.9, 0.95), fused=on_gpu)
 
 
-def batch_loss(guesser: Guesser, batch: Batch, reading: Reading, anchors: Tensor, settings: TrainSettings) -> Tensor:
+def batch_loss(guesser: Guesser, lesson: Lesson, anchors: Tensor, settings: TrainSettings) -> Tensor:
     """The mean loss of a batch's guesses from anchors [B, A]; places further ahead weigh less."""
-    total = reading.last_hidden.new_zeros((), dtype=torch.float32)
+    total = anchors.new_zeros((), dtype=torch.float32)
     weight = total.clone()
-    laws, line_of = _laws(guesser, batch, reading, settings)
-    for k, guess in enumerate(guesser.after_text(reading, anchors)):
-        wanted = batch.is_guessed(anchors, k)  # [B, A]
-        places = (anchors + 1 + k).clamp(max=line_of.shape[1] - 1)
-        after = laws[:, line_of.gather(1, places)[wanted]]  # [temperatures, N, D]
-        logits = guess.logits[wanted]
+    for k, guess in enumerate(guesser.after_text(lesson.reading, anchors)):
+        wanted = lesson.batch.is_guessed(anchors, k)  # [B, A]
         losses, accepted = draft_loss(
-            logits, after, settings.temperatures, cross_entropy_share=settings.cross_entropy_share
+            guess.logits.flatten(0, 1),
+            lesson.laws_at(anchors + 1 + k),
+            settings.temperatures,
+            cross_entropy_share=settings.cross_entropy_share,
         )
         if guess.confidence is not None:
-            losses = losses + survival_loss(guess.confidence[wanted], accepted)
+            losses = losses + survival_loss(guess.confidence.flatten(), accepted)
         share = settings.place_decay**k
-        total = total + share * losses.sum()
+        # where there is no word to guess the loss means nothing: it is left out without looking at it
+        total = total + share * torch.where(wanted.flatten(), losses, 0.0).sum()
         weight = weight + share * wanted.sum()
     return total / weight.clamp(min=1.0)
 
@@ -125,9 +124,9 @@ def draw_anchors(batch: Batch, num_anchors: int, *, seed: int) -> Tensor:
     """
     first = batch.answer_starts - 1
     last = batch.lengths - 3  # guess 0 from it is about the last word
-    num_most = int((last - first).max()) + 1
+    num_most = batch.num_most_anchors
     generator = torch.Generator().manual_seed(seed)
-    shuffled = torch.rand(len(first), max(num_most, 1), generator=generator).argsort(dim=1)
+    shuffled = torch.rand(len(first), max(num_most, 1), generator=generator).argsort(dim=1).to(first.device)
     drawn = first[:, None] + shuffled
     is_anchor = drawn <= last[:, None]
     anchors = torch.where(is_anchor, drawn, (batch.lengths - 1)[:, None])
@@ -136,21 +135,18 @@ def draw_anchors(batch: Batch, num_anchors: int, *, seed: int) -> Tensor:
 
 
 def _step(
-    guesser: Guesser, optimizer: torch.optim.Optimizer, batch: Batch, settings: TrainSettings, step: int
+    guesser: Guesser, optimizer: torch.optim.Optimizer, lesson: Lesson, settings: TrainSettings, step: int
 ) -> float:
-    device = guesser.teacher.device
-    anchors = draw_anchors(batch, settings.num_anchors, seed=step_seed(settings.seed, -1 - step)).to(device)
-    batch = batch.to(device)
+    anchors = draw_anchors(lesson.batch, settings.num_anchors, seed=step_seed(settings.seed, -1 - step))
     for group in optimizer.param_groups:
         group["lr"] = settings.learning_rate * rate_at(step, settings)
-    reading = guesser.teacher.read(batch.token_ids, guesser.head.spec.feature_layers)
     with guesser.computing():
-        loss = batch_loss(guesser, batch, reading, anchors, settings)
+        loss = batch_loss(guesser, lesson, anchors, settings)
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()  # type: ignore[no-untyped-call]
     value = float(loss.detach())
     if not math.isfinite(value):
         raise ConfigError(f"The loss of step {step} is {value}.", "Train anew with a lower learning rate.")
-    optimizer.zero_grad(set_to_none=True)
-    loss.backward()  # type: ignore[no-untyped-call]
     nn.utils.clip_grad_norm_(guesser.head.parameters(), settings.clip_norm)
     optimizer.step()
     return value
@@ -163,21 +159,6 @@ def rate_at(step: int, settings: TrainSettings) -> float:
         return (step + 1) / warmup
     passed = (step - warmup) / max(1, settings.num_steps - warmup)
     return _LOWEST_RATE + (1.0 - _LOWEST_RATE) * 0.5 * (1.0 + math.cos(math.pi * passed))
-
-
-def _laws(guesser: Guesser, batch: Batch, reading: Reading, settings: TrainSettings) -> tuple[Tensor, Tensor]:
-    """The target's laws [temperatures, N, D] of all words of the answers, and the line [B, T] of each place's.
-
-    The law at i is of x[i+1]. Many anchors guess at one word, so its law is computed once for all.
-    """
-    places = torch.arange(reading.last_hidden.shape[1], device=reading.last_hidden.device)
-    is_asked = (places >= batch.answer_starts[:, None] - 1) & (places < batch.lengths[:, None] - 1)  # [B, T]
-    line_of = (is_asked.flatten().cumsum(0) - 1).reshape(is_asked.shape).clamp(min=0)
-    parts = [
-        target_laws(guesser.teacher.logits(rows), guesser.vocabulary.ids, settings.temperatures)
-        for rows in torch.split(reading.last_hidden[is_asked], _MOST_LAW_ROWS)
-    ]
-    return torch.cat(parts, dim=1), line_of
 
 
 def _identity(guesser: Guesser, samples: list[Sample], settings: TrainSettings) -> dict[str, Any]:

@@ -14,27 +14,44 @@ own law at 0 has no gradient.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import binary_cross_entropy_with_logits, log_softmax
+from torch.nn.functional import binary_cross_entropy_with_logits
 
-Laws = Tensor
-"""[temperatures, N, D] the target's probabilities of the draft ids; what is missing to 1 is on other ids."""
+NUM_LIKELIEST = 64
+"""Of the target's law, so many of the likeliest draft ids are kept: what acceptance could still gain from the others is
+less than what training can tell."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Laws:
+    """The target's laws of N words at several temperatures, at their likeliest draft ids."""
+
+    places: Tensor
+    """[N, K] places of the draft vocabulary"""
+    p: Tensor
+    """[temperatures, N, K] what is missing to 1 is on other ids"""
+
+    def at(self, lines: Tensor) -> Laws:
+        """Those of some lines [M]."""
+        return Laws(self.places[lines], self.p[:, lines])
 
 
 @torch.no_grad()
 def target_laws(logits: Tensor, draft_ids: Tensor, temperatures: Sequence[float]) -> Laws:
     """The target's laws at temperatures, from its logits [N, vocabulary]."""
+    logits = logits.float()
+    likeliest, places = logits[:, draft_ids].topk(min(NUM_LIKELIEST, len(draft_ids)), dim=-1)
     laws: list[Tensor] = []
     for temperature in temperatures:
         if temperature == 0.0:
-            best = logits.argmax(dim=-1, keepdim=True)  # [N, 1]
-            laws.append((draft_ids == best).to(torch.float32))
+            laws.append((draft_ids[places] == logits.argmax(dim=-1, keepdim=True)).to(torch.float32))
         else:
-            scaled = logits.float() / temperature
-            laws.append((scaled[:, draft_ids] - scaled.logsumexp(dim=-1, keepdim=True)).exp())
-    return torch.stack(laws)
+            total = torch.logsumexp(logits / temperature, dim=-1, keepdim=True)
+            laws.append((likeliest / temperature - total).exp())
+    return Laws(places, torch.stack(laws))
 
 
 def draft_loss(
@@ -45,15 +62,21 @@ def draft_loss(
     The loss is total variation mixed with cross-entropy. A guess is right as often as 1 - TV, and at temperature 0 if
     the best words agree.
     """
+    draft_logits = draft_logits.float()
+    at_laws = draft_logits.gather(-1, laws.places)  # [N, K]
+    warmths = {temperature or 1.0 for temperature in temperatures}
+    totals = {warmth: torch.logsumexp(draft_logits / warmth, dim=-1, keepdim=True) for warmth in sorted(warmths)}
     losses: list[Tensor] = []
     rates: list[Tensor] = []
-    for p, temperature in zip(laws, temperatures, strict=True):
-        log_q = log_softmax(draft_logits.float() / (temperature or 1.0), dim=-1)
+    for p, temperature in zip(laws.p, temperatures, strict=True):
+        warmth = temperature or 1.0
+        log_q = at_laws / warmth - totals[warmth]
         common = torch.minimum(p, log_q.exp()).sum(dim=-1)
         cross_entropy = -(p * log_q).sum(dim=-1)
         losses.append((1.0 - cross_entropy_share) * (1.0 - common) + cross_entropy_share * cross_entropy)
         if temperature == 0.0:
-            rates.append(p.gather(-1, draft_logits.argmax(dim=-1, keepdim=True))[:, 0])
+            is_best = laws.places == draft_logits.detach().argmax(dim=-1, keepdim=True)
+            rates.append((p * is_best).sum(dim=-1))
         else:
             rates.append(common.detach())
     return torch.stack(losses).mean(dim=0), torch.stack(rates).mean(dim=0)

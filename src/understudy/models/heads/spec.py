@@ -144,7 +144,7 @@ def default_spec(
         num_tokens=7,
         num_layers=num_layers or 2,
         intermediate_size=target.intermediate_size,
-        markov_rank=128,
+        markov_rank=64,
     )
 
 
