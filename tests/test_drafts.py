@@ -21,6 +21,7 @@ from understudy.assembly import (
     load_configured,
     load_target,
     make_drafter,
+    shipped_kinds,
     with_draft,
     with_draft_for,
 )
@@ -163,6 +164,19 @@ def test_a_shipped_draft_that_fails_is_left_out_with_an_event(
     assert drafters_of(found, heard) == ["suffix"]
     with pytest.raises(ModelError):
         load(draft="block")
+
+
+def test_of_several_shipped_drafts_the_sound_ones_are_known(shipped: Path, target: Target) -> None:
+    for kind, name in NAMES.items():
+        write_draft(shipped / name, kind, target)
+    truncate(shipped / NAMES["block"])
+    heard: list[Event] = []
+    assert shipped_kinds(target, emit=heard.append) == ["eagle", "medusa"]
+    (told,) = fallbacks(heard)
+    assert NAMES["block"] in told
+    (shipped / NAMES["block"] / "draft.json").write_text("[]")
+    assert shipped_kinds(target, emit=heard.append) == []
+    assert len(fallbacks(heard)) == 2
 
 
 def test_a_shipped_drafter_that_cannot_be_made_is_left_out_with_an_event(

@@ -74,14 +74,12 @@ def with_draft_for(target: Target, drafters: Sequence[str], *, emit: EventSink =
 
 def shipped_kinds(target: Target, *, emit: EventSink = log_fallbacks) -> list[str]:
     """The kinds of trained drafts that come with the package for a target, the best first, without those that fail."""
-    sound: list[str] = []
     try:
-        for kind in kinds_for(target.source_hash):
-            if with_default_draft(target, emit, kind=kind).draft is not None:
-                sound.append(kind)
+        kinds = kinds_for(target.source_hash)
     except ModelError as error:
         emit(_left_out(error))
-    return sound
+        return []
+    return [kind for kind in kinds if with_default_draft(target, emit, kind=kind).draft_kind == kind]
 
 
 def with_default_draft(target: Target, emit: EventSink, *, kind: str | None = None) -> Target:

@@ -73,10 +73,10 @@ class Worker:
         config, problem = start.config, ""
         try:
             target, engine = self._load(start.model, config)
-        except UnderstudyError as error:
+        except Exception as error:
             if not names_a_draft(config.wanted_draft):
                 raise
-            problem = str(error)
+            problem = str(error) or type(error).__name__
         if problem:  # here the error is gone, and with it what had been loaded
             # a draft is no condition for an answer: without it the words are the same
             self._hear(Fallback("the draft", f"serving without it: {problem}"))

@@ -198,6 +198,7 @@ def test_one_that_is_named_and_fails_is_an_error(run: Run, shipped: Path, target
         ("generate", ["--drafters", "suffix", "--draft", "eagle"], "--drafters leaves eagle out"),
         ("generate", ["--drafters", "model", "--draft", "none"], "there is no draft model"),
         ("generate", ["--draft", "none", "--cross-tokenizer"], "--cross-tokenizer has a meaning only with --draft"),
+        ("generate", ["--draft", "eagle", "--cross-tokenizer"], "has a meaning only with --draft and a model"),
         ("generate", ["--draft-tree", "0"], "draft_tree is 0"),
         ("race", ["--draft-tree", "99"], "draft_tree is 99"),
         ("bench", ["--draft-tree", "0"], "draft_tree is 0"),

@@ -104,8 +104,10 @@ def engine_config(arguments: argparse.Namespace) -> EngineConfig:
 
 def check_models(arguments: argparse.Namespace) -> None:
     """Refuse options that have no meaning together."""
-    if arguments.cross_tokenizer and not names_a_draft(arguments.draft):
-        raise ConfigError("--cross-tokenizer has a meaning only with --draft.", "Name a draft, or leave it out.")
+    if arguments.cross_tokenizer and (not names_a_draft(arguments.draft) or arguments.draft in TRAINED_DRAFTERS):
+        raise ConfigError(
+            "--cross-tokenizer has a meaning only with --draft and a model.", "Name one, or leave it out."
+        )
 
 
 def check_drafted(drafters: tuple[str, ...], draft: str | None, *, option: str) -> None:
