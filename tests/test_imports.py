@@ -42,7 +42,9 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "drafters": ("errors", "core", "control", "text", "compiled", "sampling", "kv", "kernels", "models", "runtime"),
     "engine": (*FOUNDATIONS, "control", "kv", "text", "sampling", "kernels", "runtime", "drafters"),
     # what puts an engine together, and the interface around it
-    "assembly": (*FOUNDATIONS, "control", "kernels", "models", "runtime", "text", "drafters", "engine"),
+    "target": (*FOUNDATIONS, "kernels", "models", "runtime", "text"),
+    "drafts": (*FOUNDATIONS, "control", "models", "text", "target"),
+    "assembly": (*FOUNDATIONS, *("control", "kernels", "models", "runtime", "drafters", "engine", "target", "drafts")),
     "llm": (*FOUNDATIONS, "text", "engine", "assembly"),
     # what is done with one
     "bench": (*FOUNDATIONS, "client", "control", "text", "engine", "assembly", "llm"),

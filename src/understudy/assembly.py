@@ -4,103 +4,53 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 
-from understudy.config import EngineConfig
+from understudy.config import AUTO_DRAFT, NO_DRAFT, TRAINED_DRAFTERS, EngineConfig
 from understudy.control.cost import PROFILED_ROWS, WIDE_ROWS, CostModel, profile
-from understudy.control.rules import memory_notice
 from understudy.core.events import EventSink, Fallback, Notice, log_fallbacks
 from understudy.core.shapes import shape_named
 from understudy.core.weights import WEIGHTS_ON, Device, DeviceChoice, WeightType
 from understudy.drafters.base import Drafter
+from understudy.drafters.tree import Shape
+from understudy.drafts import shipped_kinds, trained_folder, with_default_draft, with_draft, with_draft_for
 from understudy.engine.engine import Engine
 from understudy.errors import CapacityError, ConfigError
 from understudy.kernels.devices import (
     choose_device,
     choose_weights,
-    device_facts,
     make_kernels,
-    packing,
     room_for_cache,
 )
-from understudy.kernels.interface import Kernels
 from understudy.kernels.rows import MOST_PLACES
 from understudy.models.decoder import Decoder
-from understudy.models.draft_check import check_draft, num_parameters
 from understudy.models.load import load_model
-from understudy.models.twin import load_draft, twin_noise
+from understudy.models.twin import twin_noise
 from understudy.models.weights import LoadedModel
 from understudy.models.widen import widen_model
-from understudy.runtime.fingerprint import system_fingerprint
 from understudy.runtime.runner import Runner
 from understudy.runtime.selftest import is_row_invariant
-from understudy.text.tokenizer import Tokenizer
-from understudy.text.vocabulary import VocabularyMap, compare_vocabularies
+from understudy.target import DraftModel, Target, TrainedDraft, pack
+
+__all__ = [
+    "DraftModel",
+    "Target",
+    "TrainedDraft",
+    "build_engine",
+    "built_in_drafters",
+    "load_configured",
+    "load_target",
+    "make_drafter",
+    "measure_cost",
+    "pass_timer",
+    "shipped_kinds",
+    "weights_on",
+    "with_draft",
+    "with_draft_for",
+]
+"""Targets and drafts are defined in files of their own, and are had here."""
 
 _PROFILE_CONTEXT = 1024
-_OWN_LAYERS = "layers:"
-"""`layers:N` is a draft that needs no second model: the target's own first N layers."""
-
-
-@dataclass(frozen=True, slots=True)
-class DraftModel:
-    """A loaded draft model: what several engines can share."""
-
-    decoder: Decoder
-    vocabulary: VocabularyMap
-    name: str
-    num_bytes: int
-    """Memory of its weights; nothing where they are the target's own."""
-
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """Memory that one token's keys and values take in its own cache."""
-        return self.decoder.kv_bytes_per_token
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A loaded model: what several engines can share."""
-
-    decoder: Decoder
-    tokenizer: Tokenizer
-    page_tokens: int
-    name: str
-    source_hash: str
-    place: str | Path | None
-    """Where the model was loaded from; None for the embedded one."""
-    is_row_invariant: bool
-    """What the start-up self-test found; without it every row is computed by itself."""
-    draft: DraftModel | None = None
-    device: Device = "cpu"
-
-    @property
-    def weights(self) -> WeightType:
-        """How the linear layers' weights are held."""
-        return self.decoder.weights
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory of all weights as they are packed: layers, embedding and output layer."""
-        return self.decoder.num_bytes
-
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """Memory that one token's keys and values take."""
-        return self.decoder.kv_bytes_per_token
-
-    @property
-    def device_facts(self) -> dict[str, str]:
-        """What names the GPU that computes it, and what it computes with; nothing for the CPU."""
-        return device_facts(self.device)
-
-    @property
-    def system_fingerprint(self) -> str:
-        """Names everything besides the request that the words are a function of."""
-        return system_fingerprint(
-            self.source_hash, weights=self.weights, is_row_invariant=self.is_row_invariant, device=self.device
-        )
 
 
 def load_target(
@@ -117,14 +67,17 @@ def load_target(
 ) -> Target:
     """Load a model (a folder, a GGUF file, `hub:owner/name`, None for the embedded one), and a draft for it.
 
+    The draft is named as in `EngineConfig`; None is none.
     `widen` names a larger shape (core/shapes.py): the model says the same there, at that shape's price.
     """
-    twin_noise(draft)  # a wrong one is refused before minutes of loading
+    if draft not in (None, NO_DRAFT, AUTO_DRAFT):  # a wrong one is refused before minutes of loading
+        twin_noise(draft)
+        trained_folder(str(draft))
     chosen = choose_device(device)
     weights = choose_weights(weights, chosen)
     loaded = _load_widened(model, widen, device=chosen, weights=weights, progress=progress)
     kernels = make_kernels(chosen, weights, num_threads=num_threads)
-    decoder = _pack(loaded, kernels, weights=weights)
+    decoder = pack(loaded, kernels, weights=weights)
     invariant = is_row_invariant(decoder, kernels.page_tokens)
     if not invariant:
         emit(Fallback("the self-test", "rows depend on their neighbours on this machine: one by one, and no drafts"))
@@ -138,8 +91,10 @@ def load_target(
         invariant,
         device=chosen,
     )
-    if draft is None:
+    if draft is None or draft == NO_DRAFT:
         return target
+    if draft == AUTO_DRAFT:
+        return with_default_draft(target, emit)
     return with_draft(target, draft, cross_tokenizer=cross_tokenizer, emit=emit, progress=progress)
 
 
@@ -156,12 +111,6 @@ def _load_widened(
         return load_model(model, progress=progress)
     shape = shape_named(widen)
     return widen_model(load_model(model, progress=progress), shape, device=device, weights=weights, progress=progress)
-
-
-def _pack(loaded: LoadedModel, kernels: Kernels, *, weights: WeightType, int8_output: bool = False) -> Decoder:
-    """Pack a model's weights where they are computed with."""
-    with packing(loaded.name, wanted_bytes=num_parameters(loaded.config) * kernels.number_bytes):
-        return Decoder(loaded.config, loaded.tensors, kernels, weights=weights, int8_output=int8_output)
 
 
 def weights_on(device: DeviceChoice, wanted: WeightType | None = None) -> tuple[WeightType, ...]:
@@ -184,7 +133,7 @@ def load_configured(
         model,
         device=config.device,
         weights=config.weights,
-        draft=config.draft,
+        draft=config.wanted_draft,
         cross_tokenizer=config.cross_tokenizer,
         widen=widen,
         num_threads=config.num_threads,
@@ -193,75 +142,61 @@ def load_configured(
     )
 
 
-def with_draft(
+def make_drafter(
+    name: str,
     target: Target,
-    draft: str | Path,
     *,
-    cross_tokenizer: bool = False,
-    emit: EventSink = log_fallbacks,
-    progress: Callable[[int, int], None] | None = None,
-) -> Target:
-    """The target with a draft model beside it: a model of its own, or one that is made from the target's.
+    num_blocks: int,
+    draft_cost: CostModel | None = None,
+    runner: Runner | None = None,
+    config: EngineConfig | None = None,
+) -> Drafter:
+    """Build a drafter by its name; a draft model gets as many blocks as the target has, and its cost is measured.
 
-    `layers:N` is the target's first N layers; `twin:S` is the target before it was widened, with noise on its matrices
-    of S times their spread.
+    `runner` is the target's, beside which a trained draft runs on a GPU.
     """
-    if str(draft).startswith(_OWN_LAYERS):
-        return replace(target, draft=_own_layers(target, str(draft)))
-    loaded = load_draft(draft, target.place, progress=progress)
-    config = target.decoder.config
-    notices = check_draft(config, loaded.config, target_name=target.name, draft_name=loaded.name)
-    vocabulary = compare_vocabularies(
-        target.tokenizer,
-        loaded.tokenizer,
-        target_rows=config.vocab_size,
-        draft_rows=loaded.config.vocab_size,
-        cross_tokenizer=cross_tokenizer,
-    )
-    if not vocabulary.is_same:
-        notices.append(vocabulary.describe())
-    # A worse guess is a slower one and never another word: on the CPU int8 throughout is the fastest.
-    on_cpu = target.device == "cpu"
-    weights = "int8" if on_cpu else target.weights
-    decoder = _pack(loaded, target.decoder.kernels, weights=weights, int8_output=on_cpu)
-    longest = target.kv_bytes_per_token * config.max_positions
-    notices.append(memory_notice(draft_bytes=decoder.num_bytes, kv_bytes_per_sequence=longest))
-    for notice in filter(None, notices):
-        emit(Notice("the draft model", notice))
-    return replace(target, draft=DraftModel(decoder, vocabulary, loaded.name, decoder.num_bytes))
-
-
-def _own_layers(target: Target, draft: str) -> DraftModel:
-    count = draft.removeprefix(_OWN_LAYERS)
-    most = target.decoder.config.num_layers - 1
-    if not count.isdecimal() or not 1 <= int(count) <= most:
-        raise ConfigError(f"The draft {draft!r} names no layers of its target.", f"Give {_OWN_LAYERS}1 to {most}.")
-    tokenizer, rows = target.tokenizer, target.decoder.config.vocab_size
-    same = compare_vocabularies(tokenizer, tokenizer, target_rows=rows, draft_rows=rows, cross_tokenizer=False)
-    return DraftModel(target.decoder.first_layers(int(count)), same, f"{target.name}, its first {count} layers", 0)
-
-
-def make_drafter(name: str, target: Target, *, num_blocks: int, draft_cost: CostModel | None = None) -> Drafter:
-    """Build a drafter by its name; a draft model gets as many blocks as the target has, and its cost is measured."""
     from understudy.drafters.lookahead import LookaheadDrafter
     from understudy.drafters.model import ModelDrafter
     from understudy.drafters.model_ahead import AheadModelDrafter
     from understudy.drafters.ngram import NgramDrafter
     from understudy.drafters.suffix import SuffixDrafter
 
+    if name in TRAINED_DRAFTERS:
+        return _trained_drafter(name, target, runner, config or EngineConfig())
     if name == "model":
-        if target.draft is None:
+        draft = target.draft
+        if not isinstance(draft, DraftModel):
             raise ConfigError("The drafter 'model' has no model.", "Name one with --draft, or leave this drafter out.")
-        runner = Runner(target.draft.decoder, num_blocks=num_blocks, page_tokens=target.page_tokens)
-        has_same_ids = target.draft.vocabulary.is_same
-        drafter = AheadModelDrafter if runner.draws and has_same_ids else ModelDrafter
-        return drafter(runner, target.draft.vocabulary, cost=draft_cost or measure_cost(runner))
+        own = Runner(draft.decoder, num_blocks=num_blocks, page_tokens=target.page_tokens)
+        drafter = AheadModelDrafter if own.draws and draft.vocabulary.is_same else ModelDrafter
+        return drafter(own, draft.vocabulary, cost=draft_cost or measure_cost(own))
     drafters: dict[str, Callable[[], Drafter]] = {
         "suffix": SuffixDrafter,
         "ngram": NgramDrafter,
         "lookahead": LookaheadDrafter,
     }
     return drafters[name]()
+
+
+def _trained_drafter(kind: str, target: Target, runner: Runner | None, config: EngineConfig) -> Drafter:
+    draft = target.draft
+    if not isinstance(draft, TrainedDraft) or draft.kind != kind:
+        there = f"the draft {draft.name} is of the kind {draft.kind}" if draft else "there is none"
+        raise ConfigError(
+            f"The drafter {kind!r} has no draft: {there}.", "Name one with --draft, or leave this drafter out."
+        )
+    shape = Shape(num_children=config.draft_tree)
+    drafter: Drafter
+    if target.device == "cuda":
+        from understudy.drafters.trained_cuda import make_trained_drafter_on_device
+
+        assert runner is not None, "a draft on a GPU runs beside its target"
+        drafter = make_trained_drafter_on_device(draft.trained, runner, target.decoder, shape=shape)
+    else:
+        from understudy.drafters.trained import make_trained_drafter
+
+        drafter = make_trained_drafter(draft.trained, target.decoder, shape=shape, num_threads=config.num_threads)
+    return drafter
 
 
 def built_in_drafters() -> list[Drafter]:
@@ -299,8 +234,7 @@ def build_engine(
         row_by_row=not target.is_row_invariant,
     )
     if drafters is None:
-        names = config.drafters if target.is_row_invariant else ()
-        drafters = [make_drafter(name, target, num_blocks=num_blocks, draft_cost=draft_cost) for name in names]
+        drafters = _drafters(target, config, runner, draft_cost=draft_cost, emit=emit)
         drafters = [*built_in_drafters(), *drafters] if drafters else []
     if cost is None:
         cost = measure_cost(runner) if drafters else CostModel({1: 1.0})
@@ -309,13 +243,32 @@ def build_engine(
     return Engine(runner, target.tokenizer, cost=cost, drafters=drafters, config=config, emit=emit, clock=clock)
 
 
+def _drafters(
+    target: Target, config: EngineConfig, runner: Runner, *, draft_cost: CostModel | None, emit: EventSink
+) -> list[Drafter]:
+    """All that the configuration names. One that nobody named, and that fails, is left out."""
+    drafters: list[Drafter] = []
+    for name in config.drafters_with(target.draft_kind) if target.is_row_invariant else ():
+        try:
+            drafters.append(
+                make_drafter(
+                    name, target, num_blocks=runner.num_blocks, draft_cost=draft_cost, runner=runner, config=config
+                )
+            )
+        except Exception as error:
+            if name not in TRAINED_DRAFTERS or name in config.drafters or config.draft != AUTO_DRAFT:
+                raise
+            emit(Fallback("the trained draft", f"going on without it: {error}"))
+    return drafters
+
+
 def _doubts(target: Target, config: EngineConfig) -> list[str]:
     """What makes a policy one for another engine than this."""
     policy = config.policy
     if policy is None:
         return []
     doubt = policy.doubt(target.name, target.system_fingerprint)
-    unserved = policy.unserved(config.drafters)
+    unserved = policy.unserved(config.drafters_with(target.draft_kind))
     lacking = f"Nothing is drafted for {', '.join(unserved)}: the drafters that it names are not here."
     return [*([doubt] if doubt else []), *([lacking] if unserved else [])]
 
@@ -346,7 +299,7 @@ def _kv_tokens(target: Target, config: EngineConfig) -> int:
     least = limit + target.page_tokens
     token_bytes, room = target.kv_bytes_per_token, room_for_cache(target.device)
     if target.device == "cuda":  # all of it is taken at start, the draft's share too
-        draft = _drafting_model(target, config)
+        draft = _used_draft(target, config)
         token_bytes += draft.kv_bytes_per_token if draft else 0
         if least * token_bytes > room:
             raise CapacityError(
@@ -357,14 +310,15 @@ def _kv_tokens(target: Target, config: EngineConfig) -> int:
     return max(least, min(room // token_bytes, limit * config.max_sequences))
 
 
-def _drafting_model(target: Target, config: EngineConfig) -> DraftModel | None:
-    return target.draft if "model" in config.drafters and target.is_row_invariant else None
+def _used_draft(target: Target, config: EngineConfig) -> DraftModel | TrainedDraft | None:
+    is_used = target.draft_kind in config.drafters_with(target.draft_kind)
+    return target.draft if is_used and target.is_row_invariant else None
 
 
 def _memory_told(target: Target, config: EngineConfig, num_tokens: int) -> str:
     """What an engine takes of a GPU, in words."""
     told = f"{_size(target.num_bytes)} of weights, {_size(num_tokens * target.kv_bytes_per_token)} of keys and values"
-    draft = _drafting_model(target, config)
+    draft = _used_draft(target, config)
     if draft is not None:
         draft_kv = _size(num_tokens * draft.kv_bytes_per_token)
         told += f"; of the draft, {_size(draft.num_bytes)} of weights, {draft_kv} of keys and values"

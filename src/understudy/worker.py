@@ -16,7 +16,7 @@ from pathlib import Path
 
 from understudy.assembly import Target, build_engine, load_configured
 from understudy.collector import calm_collector
-from understudy.config import DEFAULT_DRAFTERS, EngineConfig
+from understudy.config import DEFAULT, MODEL, NO_DRAFT, TRAINED_DRAFTERS, EngineConfig, names_a_draft
 from understudy.core.backend import EngineCheck, EngineLoad, ModelInfo
 from understudy.core.events import Cycle, Decided, Event, Fallback, Notice, Preempted
 from understudy.core.request import Request
@@ -72,17 +72,16 @@ class Worker:
     def _start(self, start: Start) -> Engine:
         config, problem = start.config, ""
         try:
-            target = load_configured(start.model, config, emit=self._hear)
-        except UnderstudyError as error:
-            if config.draft is None:
+            target, engine = self._load(start.model, config)
+        except Exception as error:
+            if not names_a_draft(config.wanted_draft):
                 raise
-            problem = str(error)
+            problem = str(error) or type(error).__name__
         if problem:  # here the error is gone, and with it what had been loaded
             # a draft is no condition for an answer: without it the words are the same
-            self._hear(Fallback("the draft model", f"serving without it: {problem}"))
-            config = without_draft(config)
-            target = load_configured(start.model, config, emit=self._hear)
-        engine = build_engine(target, config, emit=self._hear)
+            self._hear(Fallback("the draft", f"serving without it: {problem}"))
+            target, engine = self._load(start.model, without_draft(config))
+        problem = problem or target.draft_problem
         calm_collector()
         engine.switch(start.switches)
         engine.recall(start.learned)
@@ -91,6 +90,10 @@ class Worker:
         self._tell()
         self._channel.send(Ready(model_info(target, engine, start.tokenizer_folder, problem), load_of(engine)))
         return engine
+
+    def _load(self, model: str | None, config: EngineConfig) -> tuple[Target, Engine]:
+        target = load_configured(model, config, emit=self._hear)
+        return target, build_engine(target, config, emit=self._hear)
 
     def _turn(self, engine: Engine) -> None:
         for command in self._channel.receive(wait=not engine.has_work):
@@ -146,9 +149,9 @@ class Worker:
 
 
 def without_draft(config: EngineConfig) -> EngineConfig:
-    """The same configuration with no draft model."""
-    drafters = tuple(name for name in config.drafters if name != "model")
-    return replace(config, draft=None, drafters=drafters or DEFAULT_DRAFTERS)
+    """The same configuration with no draft."""
+    drafters = tuple(name for name in config.drafters if name not in (MODEL, *TRAINED_DRAFTERS))
+    return replace(config, draft=NO_DRAFT, drafters=drafters or (DEFAULT,))
 
 
 def model_info(target: Target, engine: Engine, tokenizer_folder: str, draft_problem: str) -> ModelInfo:

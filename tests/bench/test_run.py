@@ -147,8 +147,7 @@ def test_a_repetition_finds_nothing_of_the_one_before(target: Target) -> None:
 def test_names_of_arms() -> None:
     assert drafters_of("plain") == drafters_of("none") == ()
     assert drafters_of("default") == EngineConfig().drafters
-    assert drafters_of("default", has_draft=True) == EngineConfig(draft="layers:1").drafters == ("suffix", "model")
-    assert drafters_of("suffix+ngram", has_draft=True) == ("suffix", "ngram")
+    assert drafters_of("suffix+ngram") == ("suffix", "ngram")
 
 
 def test_memory_by_hand(target: Target) -> None:

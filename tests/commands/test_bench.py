@@ -105,7 +105,7 @@ def test_a_run_on_our_engine(run: Run, model: Path, prompts: Path, tmp_path: Pat
 
 def test_a_gpu_is_part_of_the_hardware(measure: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
     assert "gpu" not in measure()["manifest"]["hardware"]
-    monkeypatch.setattr("understudy.assembly.device_facts", lambda device: {"gpu": f"of {device}"})
+    monkeypatch.setattr("understudy.target.device_facts", lambda device: {"gpu": f"of {device}"})
     hardware = measure()["manifest"]["hardware"]
     assert hardware["gpu"] == "of cpu"
     assert hardware["cpu"]

@@ -135,7 +135,11 @@ def test_layers_that_are_not_there_are_refused(run: Run, command: str, draft: st
     [
         ("generate", ["--drafters", "model"], "--drafters names 'model', but there is no draft model"),
         ("generate", ["--drafters", "suffix,model"], "Name one with --draft"),
-        ("generate", ["--drafters", "suffix", "--draft", "x"], "but --drafters leaves 'model' out"),
+        (
+            "generate",
+            ["--drafters", "suffix", "--draft", "x"],
+            "--drafters leaves 'model', or the draft's kind, out",
+        ),
         ("generate", ["--cross-tokenizer"], "--cross-tokenizer has a meaning only with --draft"),
         ("verify", ["--cross-tokenizer"], "--cross-tokenizer has a meaning only with --draft"),
         ("race", ["--drafters", "model"], "--drafters names 'model', but there is no draft model"),

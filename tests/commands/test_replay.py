@@ -13,6 +13,7 @@ import pytest
 
 from tests.engine.engines import new_engine, steps
 from tests.tiny_models import write_tiny_model
+from tests.trained_drafts import write_draft
 from understudy.assembly import Target, load_target
 from understudy.cli import main
 from understudy.core.request import Grammar, Request, SamplingParams, Speculation, SpeculationCounts
@@ -132,6 +133,17 @@ def test_tables_say_what_pays_and_what_does_not(run: Run, recorded: tuple[Path, 
     assert "Time is modelled" in out
 
 
+def test_a_trained_draft_is_left_out_and_that_is_told(
+    run: Run, target: Target, model: Path, recorded: tuple[Path, object], tmp_path: Path
+) -> None:
+    draft = write_draft(tmp_path / "mine", "medusa", target)
+    value = found(run, recorded[0], model, "--threads", 1, "--draft", draft, "--depth", "2", "--classes", "again")
+    (note,) = [note for note in value["notes"] if "trained draft" in note]
+    assert note.startswith("The trained draft mine is left out of the table: it guesses from hidden states")
+    assert {row["drafter"] for row in value["rows"]} == {"suffix", "ngram"}
+    assert rows(value, "again", "suffix")[2]["drafted"] > 0
+
+
 def test_model_is_measured_and_its_draft_is_scored(run: Run, model: Path, recorded: tuple[Path, object]) -> None:
     value = found(run, recorded[0], model, "--threads", 1, "--draft", "layers:1", "--depth", "2", "--classes", "again")
     assert {row["workload_class"] for row in value["rows"]} == {"again"}
@@ -186,6 +198,7 @@ def test_spent_budget_is_told(run: Run, recorded: tuple[Path, object]) -> None:
         (("--depth", "65"), "from 0 to 64"),
         (("--concurrency", "0"), "--concurrency is '0'"),
         (("--drafter", "lookahead"), "lookahead cannot be replayed: it learns from rows"),
+        (("--drafter", "eagle"), "eagle cannot be replayed: it guesses from hidden states of the target"),
         (("--drafter", "nobody"), "There is no drafter named 'nobody'"),
         (("--drafter", "model"), "there is no draft model"),
         (("--classes", "poems"), "No record is of class 'poems'"),

@@ -130,10 +130,19 @@ def test_speculative_config() -> None:
     assert (settings.engine.drafters, settings.engine.draft) == (("model",), "small")
 
 
+@pytest.mark.parametrize(("method", "kind"), [("eagle", "eagle"), ("eagle3", "eagle"), ("medusa", "medusa")])
+def test_speculative_config_of_a_trained_draft(method: str, kind: str) -> None:
+    """Without a model it is the one that comes with the package."""
+    engine = settings_of("--speculative-config", f'{{"method": "{method}"}}').engine
+    assert (engine.drafters, engine.draft, engine.wanted_draft) == ((kind,), "auto", kind)
+    engine = settings_of("--speculative-config", f'{{"method": "{method}", "model": "a/folder"}}').engine
+    assert (engine.drafters, engine.wanted_draft) == ((kind,), "a/folder")
+
+
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ('{"method": "eagle3"}', "eagle3"),
+        ('{"method": "mtp"}', "mtp"),
         ('{"method": "ngram", "prompt_lookup_max": 4}', "prompt_lookup_max"),
         ('{"method": "ngram", "typo": 4}', "typo"),
         ('{"method": "ngram", "model": "x"}', "model"),
@@ -270,9 +279,10 @@ def test_policy_of_another_model_is_told(tmp_path: Path) -> None:
 
 def test_policy_brings_its_drafters_unless_they_were_chosen(tmp_path: Path) -> None:
     file = str(_write_policy(tmp_path / "policy.json", "ngram"))
-    assert settings_of("--policy", file).engine.drafters == ("suffix", "ngram")
+    assert settings_of("--policy", file).engine.drafters == ("default", "ngram")
     assert settings_of("--policy", file, "--drafters", "suffix").engine.drafters == ("suffix",)
-    assert settings_of("--policy", str(_write_policy(tmp_path / "b", "model"))).engine.drafters == ("suffix",)
+    assert settings_of("--policy", str(_write_policy(tmp_path / "b", "model"))).engine.drafters == ("default",)
+    assert settings_of("--policy", str(_write_policy(tmp_path / "c", "eagle"))).engine.drafters == ("default",)
 
 
 def test_policy_whose_drafters_are_not_there_is_told(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from tests.tiny_models import write_tiny_model
 from understudy.assembly import Target, load_target
 from understudy.bench.prompts import Prompt
 from understudy.core.weights import WEIGHTS_ON
+from understudy.parity.settings import Setting
 from understudy.parity.verify import Targets
 
 TEXTS = (
@@ -26,10 +27,10 @@ def targets(tmp_path_factory: pytest.TempPathFactory) -> Targets:
     """A tiny model that repeats itself often, but not always: drafts are accepted and rejected."""
     folder: Path = write_tiny_model(tmp_path_factory.mktemp("parity") / "tiny", num_hidden_layers=4)
     loaded = {name: load_target(folder, weights=name, draft="layers:1", num_threads=1) for name in WEIGHTS_ON["cpu"]}
-    return lambda weights, progress: loaded[weights]
+    return lambda setting, progress: loaded[setting.weights]
 
 
 @pytest.fixture(scope="session")
 def target(targets: Targets) -> Target:
     """The same with fp32 weights."""
-    return targets("fp32", lambda done, total: None)
+    return targets(Setting(("suffix",), 0.0, 1, False, False, "fp32"), lambda done, total: None)

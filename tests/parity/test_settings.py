@@ -3,14 +3,30 @@ from itertools import combinations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from understudy.config import DRAFTERS
+from understudy.config import DRAFTERS, TRAINED_DRAFTERS
 from understudy.parity.settings import Setting, by_weights, every_setting, pairwise
 
 MERGED = ("suffix", "ngram", "lookahead", "model")
 
 
 def test_every_drafter_is_proven() -> None:
-    assert set(MERGED) == set(DRAFTERS)
+    found = {name for setting in every_setting(trained=TRAINED_DRAFTERS) for name in setting.drafters}
+    assert found == set(DRAFTERS)
+    assert {name for setting in every_setting() for name in setting.drafters} == set(MERGED)
+
+
+def test_trained_drafts_are_proven_as_chains_and_as_trees() -> None:
+    product = every_setting(trained=("block", "eagle"))
+    assert {setting.drafters for setting in product if setting.trained} == {("block",), ("eagle",), ("suffix", "block")}
+    assert len(product) == len(set(product)) == (5 + 2 * 3) * 3 * (2 + 4) * 2
+    chosen = pairwise(product)
+    assert _pairs(chosen) == _pairs(product)
+    assert {(s.trained, s.draft_tree) for s in chosen} == {
+        (None, 1),
+        *((k, n) for k in ("block", "eagle") for n in (1, 3)),
+    }
+    assert len({setting.name for setting in product}) == len(product)
+    assert not Setting(("suffix",), 0.0, 1, False, False, "int8", 3).is_valid
 
 
 def test_each_kind_of_weights_is_needed_once() -> None:

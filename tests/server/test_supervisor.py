@@ -15,6 +15,8 @@ import psutil
 import pytest
 
 from tests.tiny_models import write_tiny_model
+from tests.trained_drafts import truncate, write_draft
+from understudy.assembly import load_target
 from understudy.config import EngineConfig
 from understudy.core.events import Cycle, Ended, Event, Fallback
 from understudy.core.request import Output, Request, SamplingParams, Speculation
@@ -248,7 +250,35 @@ def test_a_draft_that_fails_to_load_is_no_reason_not_to_serve(folder: Path, tmp_
             await backend.start()
             assert "no draft" in backend.info.draft_problem
             assert "model" not in backend.info.drafters
-            assert [event.what for event in heard if isinstance(event, Fallback)] == ["the draft model"]
+            assert [event.what for event in heard if isinstance(event, Fallback)] == ["the draft"]
+            assert len(words(await outputs(backend, asked("a")))) == 40
+        finally:
+            await backend.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("fault", ["truncated", "mismatched"])
+def test_a_trained_draft_that_is_wrong_is_no_reason_not_to_serve(folder: Path, tmp_path: Path, fault: str) -> None:
+    target = load_target(folder, num_threads=1)
+    other = {"target_hash": "sha256:other"} if fault == "mismatched" else {}
+    draft = write_draft(tmp_path / "mine", "medusa", target, **other)
+    if fault == "truncated":
+        truncate(draft)
+
+    async def run() -> None:
+        backend = EngineProcess(str(folder), EngineConfig(num_threads=1, kv_tokens=4096, draft=str(draft)))
+        heard: list[Event] = []
+        backend.listen(heard.append)
+        try:
+            await backend.start()
+            file = draft / ("weights.safetensors" if fault == "truncated" else "draft.json")
+            assert str(file) in backend.info.draft_problem
+            assert (backend.info.draft, backend.info.draft_bytes) == ("", 0)
+            assert "suffix" in backend.info.drafters
+            (told,) = [event for event in heard if isinstance(event, Fallback)]
+            assert told.what == "the draft"
+            assert told.reason.startswith("serving without it: ")
             assert len(words(await outputs(backend, asked("a")))) == 40
         finally:
             await backend.close()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from understudy.advise.transcript import Transcript
 from understudy.bench.engines import room_tokens
 from understudy.bench.workloads import Plan, Question
-from understudy.config import EngineConfig
+from understudy.config import DEFAULT_DRAFTERS, EngineConfig
 from understudy.core.events import Cycle, Event
 from understudy.core.request import Output, Request
 
@@ -63,6 +63,7 @@ def collect(
 
     plan = Plan(questions=questions, temperatures=temperatures, concurrencies=(at_once,))
     config = EngineConfig(
+        drafters=DEFAULT_DRAFTERS,
         weights=target.weights,
         prefix_cache=False,
         kv_tokens=room_tokens(target, plan),

@@ -194,9 +194,18 @@ def _break_even(score: Score, speedup: float) -> float | None:
 
 
 def make_policy(
-    advice: Sequence[Advice], *, model: str, system_fingerprint: str, date: str, drafters: Sequence[str]
+    advice: Sequence[Advice],
+    *,
+    model: str,
+    system_fingerprint: str,
+    date: str,
+    drafters: Sequence[str],
+    unscored: Sequence[str] = (),
 ) -> PolicyFile:
-    """What to begin with for each class. `drafters` are those that an engine has if nobody says otherwise."""
+    """What to begin with for each class. `drafters` are those that an engine has if nobody says otherwise.
+
+    Against `unscored`, those of them that the advice knows nothing of, the policy says nothing.
+    """
     classes: dict[str, ClassPolicy] = {}
     evidence: dict[str, Evidence] = {}
     for name in dict.fromkeys(found.workload_class for found in advice):
@@ -204,7 +213,7 @@ def make_policy(
         label = label_of(name) or OTHER
         paying = [found for found in cases if found.pays]
         shown = max(paying or cases, key=lambda found: found.best.speedup.value if found.best else 0.0)
-        classes[label] = _class_policy(paying, shown, drafters)
+        classes[label] = _class_policy(paying, shown, drafters, unscored)
         if shown.best is not None:
             best = shown.best
             evidence[label] = Evidence(
@@ -219,7 +228,11 @@ def make_policy(
     )  # fmt: skip
 
 
-def _class_policy(paying: Sequence[Advice], shown: Advice, drafters: Sequence[str]) -> ClassPolicy:
+def _class_policy(
+    paying: Sequence[Advice], shown: Advice, drafters: Sequence[str], unscored: Sequence[str]
+) -> ClassPolicy:
+    if unscored:  # what holds for the others, off or so deep at most, would hold for these
+        return ClassPolicy(reason=f"{shown.reason}; {', '.join(unscored)} could not be scored, so the engine decides")
     if not paying:
         return ClassPolicy(enabled=False, reason=shown.reason)
     if all(_own_rule_is_as_good(found) for found in paying):

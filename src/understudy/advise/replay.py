@@ -12,7 +12,8 @@ is asked as it would have been, and the walk along its draft follows the words t
 `score` forces one drafter at one depth, as bench and verify do. `score_policy` lets the engine's own rule decide whom
 to ask and which rows to buy, as it would have for this text alone, in passes of a given cost.
 
-What cannot be replayed is `lookahead`: it learns from rows that the target computes for it, and no target is here.
+What cannot be replayed is `lookahead`, which learns from rows that the target computes for it, and a trained draft,
+which guesses from the target's hidden states: no target is here.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from typing import cast
 from understudy.advise.scores import Score, ScoredCycle, TranscriptScore
 from understudy.advise.shared_draft import SharedDraft
 from understudy.advise.transcript import Transcript
-from understudy.config import EngineConfig
+from understudy.config import TRAINED_DRAFTERS, EngineConfig
 from understudy.control.cost import CostModel, Load
 from understudy.control.health import Health
 from understudy.control.ledger import Ledger
@@ -71,7 +72,9 @@ def refusal(drafter: str) -> str:
     return _REFUSALS.get(drafter, "")
 
 
+_FROM_STATES = "it guesses from hidden states of the target, which a text does not hold"
 _REFUSALS = {
+    **dict.fromkeys(TRAINED_DRAFTERS, _FROM_STATES),
     "lookahead": "it learns from rows that the target computes for it, which a record does not hold",
     "forced": "it asks the grammar, which is at hand only where the tokenizer is",
 }

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from understudy.advise.replay import Limits
-from understudy.config import EngineConfig
+from understudy.advise.replay import Limits, refusal
+from understudy.config import MODEL, EngineConfig
 from understudy.control.cost import CostModel
 from understudy.drafters.base import Drafter
 from understudy.errors import ConfigError
@@ -49,6 +49,16 @@ class Setting:
         return f"{self.name}, {'the engine decides' if depths is None else f'depth {depths}'}"
 
 
+def without_trained(target: Target) -> tuple[Target, list[str]]:
+    """The target without a draft that cannot be replayed, and what a reader of the numbers must know of that."""
+    draft = target.draft
+    if draft is None or not refusal(draft.kind):
+        return target, []
+    why = refusal(draft.kind)
+    note = f"The trained draft {draft.name} is left out of the table: {why}. `understudy bench` measures it."
+    return replace(target, draft=None), [note]
+
+
 def measured(target: Target, *, cost: CostModel | None = None) -> Machine:
     """Measure what the passes of a target, unless its cost is given, and of its draft model take on this machine."""
     from understudy.assembly import build_engine, make_drafter
@@ -58,7 +68,7 @@ def measured(target: Target, *, cost: CostModel | None = None) -> Machine:
         config = EngineConfig(kv_tokens=num_blocks * target.page_tokens, drafters=("ngram",), prefix_cache=False)
         cost = build_engine(target, config).cost
     draft_cost: CostModel | None = None
-    if target.draft is not None:
+    if target.draft_kind == MODEL:
         draft_cost = getattr(make_drafter("model", target, num_blocks=num_blocks), "cost", None)
     model = target.decoder.config
     limits = Limits(vocab_size=model.vocab_size, max_context=model.max_positions)

@@ -14,10 +14,11 @@ from understudy.advise.collect import Collected, collect
 from understudy.advise.recommend import DEPTHS, Advice, recommend
 from understudy.advise.replay import Limits, score, score_policy
 from understudy.advise.scores import Score
+from understudy.advise.settings import without_trained
 from understudy.advise.timing import Costs, PassProfile, SharedCost, fit_host, measure_passes
 from understudy.advise.transcript import Transcript
 from understudy.bench.workloads import Question
-from understudy.config import default_drafters
+from understudy.config import MODEL, default_drafters
 from understudy.control.cost import CostModel
 from understudy.control.planning import MOST_READ_ROWS
 from understudy.core.events import Cycle
@@ -87,6 +88,8 @@ def study(
 ) -> Study:
     """Find out. An interruption while the target speaks leaves advice on what it has said; a later one leaves none."""
     found = Study()
+    target, left_out = without_trained(target)
+    found.notes += left_out
     if not target.is_row_invariant:
         found.notes.append("Rows depend on their neighbours on this costs: an engine drafts nothing here.")
     try:
@@ -120,9 +123,12 @@ def study(
 
 def profile_of(target: Target, *, most_rows: int, of_draft: bool = False) -> PassProfile:
     """A profile of the passes of a target, or of its draft, with nothing in it yet."""
-    from understudy.assembly import pass_timer
+    from understudy.assembly import DraftModel, pass_timer
 
-    decoder = target.draft.decoder if of_draft and target.draft is not None else target.decoder
+    decoder = target.decoder
+    if of_draft:
+        assert isinstance(target.draft, DraftModel), "only a model's passes are those of a decoder"
+        decoder = target.draft.decoder
     long = min(_LONG_CONTEXT, decoder.config.max_positions // 2)
     timer = pass_timer(decoder, page_tokens=target.page_tokens, num_tokens=long + max(8, most_rows))
     return PassProfile(timer, long_context=long, most_rows=most_rows)
@@ -133,7 +139,7 @@ def measure_costs(target: Target, cycles: Sequence[Cycle], *, concurrencies: Seq
     most = max(concurrencies)
     cost = measure_passes(profile_of(target, most_rows=most * (1 + max(DEPTHS))), budget_s=budget_s)
     draft_cost: CostModel | None = None
-    if target.draft is not None:
+    if target.draft_kind == MODEL:
         profile = profile_of(target, most_rows=max(2 * most, MOST_READ_ROWS), of_draft=True)
         draft_cost = measure_passes(profile, budget_s=budget_s)
     return Costs(cost=cost, draft_cost=draft_cost, host=fit_host(cycles))
@@ -184,7 +190,7 @@ class Replays:
     def of_own_rule(self, concurrency: int) -> Score:
         """What the engine's own rule would have bought where so many texts of the same kind share a pass."""
         has_draft = self._target.draft is not None
-        names = default_drafters(has_draft=has_draft)
+        names = default_drafters(self._target.draft_kind)
         return score_policy(
             lambda: [self._drafter(name, concurrency) for name in names],
             self._transcripts[:_FEW_TEXTS] if has_draft else self._transcripts,

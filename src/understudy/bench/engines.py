@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from understudy.bench.prompts import Prompt, prompt_ids
-from understudy.bench.record import DEFAULT, NONE, PLAIN, ArmFacts, MemoryBytes, PassBytes
+from understudy.bench.record import NONE, PLAIN, ArmFacts, MemoryBytes, PassBytes
 from understudy.bench.run import EngineArm, Listener
 from understudy.bench.workloads import Encode, Plan
-from understudy.config import EngineConfig, default_drafters
+from understudy.config import EngineConfig
 from understudy.core.weights import NUMERICS
 
 if TYPE_CHECKING:
@@ -23,13 +23,9 @@ _DRAFT_TOKENS = 64
 """Room of each sequence for what is drafted beyond its text."""
 
 
-def drafters_of(name: str, *, has_draft: bool = False) -> tuple[str, ...]:
-    """Take the name of an arm apart: `plain` or `none`, `default`, or drafters with a plus between."""
-    if name in (PLAIN, NONE):
-        return ()
-    if name != DEFAULT:
-        return tuple(name.split("+"))
-    return default_drafters(has_draft=has_draft)
+def drafters_of(name: str) -> tuple[str, ...]:
+    """Take the name of an arm apart: `plain` or `none`, or drafters with a plus between."""
+    return () if name in (PLAIN, NONE) else tuple(name.split("+"))
 
 
 def encoder(target: Target) -> Encode:
@@ -43,32 +39,35 @@ def encoder(target: Target) -> Encode:
     return encode
 
 
-def build_arms(target: Target, names: Sequence[str], plan: Plan) -> list[EngineArm]:
-    """Build an engine for each name, all around one target and its draft."""
-    from understudy.assembly import build_engine
+def build_arms(loaded: Target, names: Sequence[str], plan: Plan, *, draft_tree: int = 1) -> list[EngineArm]:
+    """Build an engine for each name, all around one target and its draft, or the one of the kind that an arm names."""
+    from understudy.assembly import build_engine, with_draft_for
 
-    room = room_tokens(target, plan)
+    room = room_tokens(loaded, plan)
     arms = []
     for name in names:
+        listener = Listener()
+        target = with_draft_for(loaded, drafters_of(name), emit=listener)
         config = EngineConfig(
-            drafters=drafters_of(name, has_draft=target.draft is not None),
+            drafters=drafters_of(name),
+            draft_tree=draft_tree,
             weights=target.weights,
             prefix_cache=False,
             kv_tokens=room,
             max_sequences=max(EngineConfig().max_sequences, plan.most_at_once),
         )
-        listener = Listener()
         engine = build_engine(target, config, emit=listener)
-        memory = memory_bytes(target, config.drafters, room)
+        drafters = config.drafters_with(target.draft_kind)
+        memory = memory_bytes(target, drafters, room)
         read = PassBytes(target.decoder.pass_bytes, target.kv_bytes_per_token)
-        facts = ArmFacts(name, target.weights, NUMERICS, memory, config.drafters, read)
+        facts = ArmFacts(name, target.weights, NUMERICS, memory, drafters, read)
         arms.append(EngineArm(facts, engine, listener))
     return arms
 
 
 def memory_bytes(target: Target, drafters: Sequence[str], room: int) -> MemoryBytes:
-    """Memory of an arm with room for so many tokens; a draft model has a cache of its own, with as many."""
-    draft = target.draft if "model" in drafters else None
+    """Memory of an arm with room for so many tokens; a draft has a cache of its own, with as many."""
+    draft = target.draft if target.draft_kind in drafters else None
     per_token = target.kv_bytes_per_token + (draft.kv_bytes_per_token if draft else 0)
     return MemoryBytes(target=target.num_bytes, draft=draft.num_bytes if draft else 0, kv=room * per_token)
 

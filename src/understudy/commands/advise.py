@@ -11,7 +11,7 @@ from understudy.commands.advise_arguments import Settings, add_arguments, is_ari
 from understudy.commands.model_arguments import load
 from understudy.commands.result import INTERRUPTED, check_writable, make_console, write_json
 from understudy.commands.teller import Teller
-from understudy.config import default_drafters
+from understudy.config import TRAINED_DRAFTERS, default_drafters
 
 if TYPE_CHECKING:
     from understudy.advise.study import Study
@@ -113,7 +113,8 @@ def _write(settings: Settings, target: Target, found: Study, notes: list[str]) -
             model=target.name,
             system_fingerprint=target.system_fingerprint,
             date=date,
-            drafters=default_drafters(has_draft=target.draft is not None),
+            drafters=default_drafters(target.draft_kind),
+            unscored=[kind for kind in TRAINED_DRAFTERS if kind == target.draft_kind],
         )
         write_policy(Path(settings.policy), policy)
 

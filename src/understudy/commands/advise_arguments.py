@@ -12,7 +12,7 @@ from understudy.advise.estimate import Draft, Question
 from understudy.commands.lists import read_concurrencies, read_numbers, read_words
 from understudy.commands.model_arguments import add_model_arguments, check_models
 from understudy.commands.result import check_writable
-from understudy.config import EngineConfig
+from understudy.config import AUTO_DRAFT, EngineConfig
 from understudy.core.request import SamplingParams
 from understudy.core.weights import DeviceChoice, WeightType
 from understudy.errors import ConfigError
@@ -59,7 +59,7 @@ class Settings:
     def models(self) -> EngineConfig:
         """The models, for loading them."""
         return EngineConfig(
-            draft=self.draft,
+            draft=self.draft or AUTO_DRAFT,
             cross_tokenizer=self.cross_tokenizer,
             device=self.device,
             weights=self.weights,

@@ -112,7 +112,7 @@ def _on_engine(settings: Settings, prompts: Sequence[Prompt], trace: Sequence[Tr
     target = load(settings.model, settings.models, console=console, emit=teller, widen=settings.widen)
     questions, plan = _plan(settings, prompts, trace, encoder(target))
     with Waiting(console, "measuring what a row costs"):
-        arms = build_arms(target, [PLAIN, *settings.drafters], plan)
+        arms = build_arms(target, [PLAIN, *settings.drafters], plan, draft_tree=settings.draft_tree)
     subject = {
         "model": {"name": target.name, "hash": target.source_hash},
         "draft": None if target.draft is None else {"name": target.draft.name, "place": settings.draft},

@@ -11,9 +11,16 @@ from typing import Any, Literal
 
 from understudy.commands.api_key import key_from
 from understudy.commands.lists import read_concurrencies, read_numbers, read_words
-from understudy.commands.model_arguments import add_model_arguments, check_drafted, check_models
+from understudy.commands.model_arguments import (
+    add_draft_tree,
+    add_model_arguments,
+    check_drafted,
+    check_models,
+    read_draft_tree,
+    uses_draft,
+)
 from understudy.commands.result import check_writable
-from understudy.config import DRAFTERS, EngineConfig
+from understudy.config import AUTO_DRAFT, DEFAULT, DRAFTERS, NO_DRAFT, EngineConfig, names_a_draft
 from understudy.core.request import SamplingParams
 from understudy.core.shapes import SHAPES
 from understudy.core.weights import DeviceChoice, WeightType
@@ -48,6 +55,7 @@ class Settings:
     widen: str | None
     """The name of a shape."""
     draft: str | None
+    draft_tree: int
     cross_tokenizer: bool
     device: DeviceChoice
     weights: WeightType | None
@@ -74,9 +82,14 @@ class Settings:
 
     @property
     def models(self) -> EngineConfig:
-        """The models of our own engine, for loading them; which of the arms uses the draft is theirs to say."""
+        """The models of our own engine, for loading them; which of the arms uses the draft is theirs to say.
+
+        What comes with the package is loaded unasked where an arm is `default`; other arms load what they name.
+        """
+        has_default = any(DEFAULT in name.split("+") for name in self.drafters)
+        unasked = AUTO_DRAFT if has_default else NO_DRAFT
         return EngineConfig(
-            draft=self.draft,
+            draft=self.draft or unasked,
             cross_tokenizer=self.cross_tokenizer,
             device=self.device,
             weights=self.weights,
@@ -126,7 +139,9 @@ def _add_work(add: Callable[..., Any]) -> None:
 
 
 def _add_arms(parser: argparse.ArgumentParser) -> None:
-    add = add_model_arguments(parser, positional=True).add_argument
+    models = add_model_arguments(parser, positional=True)
+    add_draft_tree(models)
+    add = models.add_argument
     add("--model", dest="model_name", metavar="M", help="the same as MODEL; with --url the name of the model there")
     add(
         "--widen",
@@ -171,6 +186,7 @@ def read_settings(arguments: argparse.Namespace) -> Settings:
         drafters=_drafters(arguments.drafter or ["default"], arguments.draft),
         widen=arguments.widen,
         draft=arguments.draft,
+        draft_tree=read_draft_tree(arguments),
         cross_tokenizer=arguments.cross_tokenizer,
         device=arguments.device or "auto",
         weights=arguments.weights,
@@ -212,7 +228,7 @@ def _check_combinations(arguments: argparse.Namespace) -> None:
         other = "--model" if arguments.model_name is not None else "--url"
         raise ConfigError(f"MODEL and {other} contradict each other.", "Give one of the two.")
     with_url = ("baseline_url", "plain_by_field", "api_key_env")
-    without_url = ("drafter", "threads", "weights", "device", "widen", "draft", "cross_tokenizer")
+    without_url = ("drafter", "threads", "weights", "device", "widen", "draft", "draft_tree", "cross_tokenizer")
     for name in without_url if arguments.url is not None else with_url:
         if getattr(arguments, name):
             option = f"--{name.replace('_', '-')}"
@@ -242,6 +258,8 @@ def _drafters(names: list[str], draft: str | None) -> tuple[str, ...]:
     for name in names:
         if name not in ("default", "none"):
             check_drafted(EngineConfig(drafters=tuple(name.split("+"))).drafters, draft, option=f"--drafter {name}")
-    if draft is not None and not any(name == "default" or "model" in name.split("+") for name in names):
-        raise ConfigError("--draft names a model, but no --drafter uses it.", "Name 'model' in one of them.")
+    if names_a_draft(draft) and not any(uses_draft(tuple(name.split("+"))) for name in names):
+        raise ConfigError(
+            "--draft names a draft, but no --drafter uses it.", "Name 'model' in one of them, or its kind."
+        )
     return tuple(dict.fromkeys(names))

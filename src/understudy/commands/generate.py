@@ -188,7 +188,13 @@ def _compare(arguments: argparse.Namespace, sampling: SamplingParams, config: En
     comparisons = []
     with Waiting(console, "starting") as waiting:
         for comparison in side_by_side(
-            target, questions, sampling, drafters=config.drafters, emit=teller, watch=waiting.say
+            target,
+            questions,
+            sampling,
+            drafters=config.drafters,
+            draft_tree=config.draft_tree,
+            emit=teller,
+            watch=waiting.say,
         ):
             comparisons.append(comparison)
             if not arguments.json:

@@ -5,7 +5,17 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from understudy.config import DEFAULT_DRAFTERS, DRAFTERS, EngineConfig, default_drafters
+from understudy.config import (
+    AUTO_DRAFT,
+    DEFAULT,
+    DEFAULT_DRAFTERS,
+    DRAFTERS,
+    MODEL,
+    NO_DRAFT,
+    TRAINED_DRAFTERS,
+    EngineConfig,
+    names_a_draft,
+)
 from understudy.core.events import EventSink
 from understudy.core.weights import DEVICE_CHOICES, WEIGHT_TYPES, WEIGHTS_ON
 from understudy.errors import ConfigError
@@ -33,7 +43,13 @@ def add_model_arguments(
     else:
         add("--model", metavar="M", help=_MODEL)
     made = "layers:N for the first N layers of MODEL, or twin:S for MODEL itself with noise S on it (twin:0.1)"
-    add("--draft", metavar="M", help=f"a model that drafts: {_PLACES}, {made}")
+    shipped = f"{', '.join(TRAINED_DRAFTERS)} for one that comes with this package"
+    add(
+        "--draft",
+        metavar="D",
+        help=f"what drafts: a trained draft ({shipped}, or its folder); a smaller model ({_PLACES}, {made}); or none "
+        "(default: the trained draft that comes with this package for MODEL, if there is one)",
+    )
     add("--cross-tokenizer", action="store_true", help="allow a draft with another vocabulary; it drafts less well")
     add("--weights", choices=WEIGHT_TYPES, help=f"how weights are held in memory (default: {weights})")
     add("--device", choices=DEVICE_CHOICES, help="where it is computed (default: auto, a GPU if there is one)")
@@ -49,17 +65,36 @@ def add_drafters(group: argparse._ArgumentGroup, *, may_be_none: bool = True) ->
     group.add_argument(
         "--drafters",
         metavar="LIST",
-        help=f"of {names}, with commas between{none} (default: {default}, and model where there is a draft)",
+        help=f"of {names}, with commas between{none} (default: {default}, and model, or a trained draft's kind, where "
+        "there is a draft)",
     )
+    add_draft_tree(group)
+
+
+def add_draft_tree(group: argparse._ArgumentGroup) -> None:
+    """Declare what trained drafts grow."""
+    default = EngineConfig().draft_tree
+    group.add_argument(
+        "--draft-tree",
+        type=int,
+        metavar="N",
+        help=f"children of a node in the trees of a trained draft; 1: chains (default: {default})",
+    )
+
+
+def read_draft_tree(arguments: argparse.Namespace) -> int:
+    """Check what trained drafts grow."""
+    wanted: int | None = arguments.draft_tree
+    return EngineConfig().draft_tree if wanted is None else EngineConfig(draft_tree=wanted).draft_tree
 
 
 def engine_config(arguments: argparse.Namespace) -> EngineConfig:
     """Put the options into a configuration, refusing what contradicts itself; nothing is loaded for it."""
     check_models(arguments)
-    drafters = _drafters(arguments)
     return EngineConfig(
-        drafters=drafters,
-        draft=arguments.draft if "model" in drafters else None,
+        drafters=_drafters(arguments),
+        draft=arguments.draft or AUTO_DRAFT,
+        draft_tree=read_draft_tree(arguments),
         cross_tokenizer=arguments.cross_tokenizer,
         device=arguments.device or "auto",
         weights=arguments.weights,
@@ -69,14 +104,24 @@ def engine_config(arguments: argparse.Namespace) -> EngineConfig:
 
 def check_models(arguments: argparse.Namespace) -> None:
     """Refuse options that have no meaning together."""
-    if arguments.cross_tokenizer and arguments.draft is None:
-        raise ConfigError("--cross-tokenizer has a meaning only with --draft.", "Name a draft, or leave it out.")
+    if arguments.cross_tokenizer and (not names_a_draft(arguments.draft) or arguments.draft in TRAINED_DRAFTERS):
+        raise ConfigError(
+            "--cross-tokenizer has a meaning only with --draft and a model.", "Name one, or leave it out."
+        )
 
 
 def check_drafted(drafters: tuple[str, ...], draft: str | None, *, option: str) -> None:
-    """Refuse a model drafter that has no model."""
-    if "model" in drafters and draft is None:
+    """Refuse a drafter that has no draft."""
+    if MODEL in drafters and not names_a_draft(draft):
         raise ConfigError(f"{option} names 'model', but there is no draft model.", "Name one with --draft.")
+    trained = [name for name in drafters if name in TRAINED_DRAFTERS]
+    if trained and draft == NO_DRAFT:
+        raise ConfigError(f"{option} names {trained[0]!r}, but --draft is none.", "Leave one of the two out.")
+
+
+def uses_draft(drafters: tuple[str, ...]) -> bool:
+    """Whether any of these drafters needs a draft, or takes it where there is one."""
+    return any(name in (DEFAULT, MODEL, *TRAINED_DRAFTERS) for name in drafters)
 
 
 def load(
@@ -96,9 +141,10 @@ def load(
 def _drafters(arguments: argparse.Namespace) -> tuple[str, ...]:
     wanted: str | None = arguments.drafters
     if wanted is None:
-        return default_drafters(has_draft=arguments.draft is not None)
+        return EngineConfig().drafters
     drafters = () if wanted == "none" else tuple(dict.fromkeys(name.strip() for name in wanted.split(",")))
     check_drafted(drafters, arguments.draft, option="--drafters")
-    if drafters and arguments.draft is not None and "model" not in drafters:
-        raise ConfigError("--draft names a model, but --drafters leaves 'model' out.", "Name it there too.")
+    if drafters and names_a_draft(arguments.draft) and not uses_draft(drafters):
+        who = arguments.draft if arguments.draft in TRAINED_DRAFTERS else "'model', or the draft's kind,"
+        raise ConfigError(f"--draft names a draft, but --drafters leaves {who} out.", "Name it there too.")
     return drafters

@@ -56,7 +56,7 @@ class Outcome:
     """What came out of a race."""
 
     target: Target
-    drafters: tuple[str, ...]
+    config: EngineConfig
     sampling: SamplingParams
     num_left_out: int
     """Prompts that are longer than the model's context."""
@@ -66,6 +66,11 @@ class Outcome:
     notices: list[str] = field(default_factory=list)
     """What was told while the models were loaded."""
     interrupted: bool = False
+
+    @property
+    def drafters(self) -> tuple[str, ...]:
+        """Who drafts in the second lane."""
+        return self.config.drafters_with(self.target.draft_kind)
 
     @property
     def is_same(self) -> bool:
@@ -137,7 +142,7 @@ def _race(arguments: argparse.Namespace, config: EngineConfig, *, screen: Consol
     teller = Teller(errors)
     target = load(arguments.model, config, console=errors, emit=teller)
     questions = make_questions(chosen, target)
-    outcome = Outcome(target, config.drafters, sampling, len(chosen) - len(questions), notices=teller.notes)
+    outcome = Outcome(target, config, sampling, len(chosen) - len(questions), notices=teller.notes)
     run(outcome, questions, screen=screen, errors=errors)
     try:  # whatever becomes of the file or of the table, the other is not lost
         write_json(outcome.describe(), arguments.json)
@@ -158,7 +163,8 @@ def run(outcome: Outcome, questions: Sequence[Question], *, screen: Console, err
             outcome.target,
             [question.prompt_ids for question in questions],
             max_tokens=outcome.sampling.max_tokens,
-            drafters=outcome.drafters,
+            drafters=outcome.config.drafters,
+            draft_tree=outcome.config.draft_tree,
             emit=outcome.listen,
         )
     try:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from understudy.commands.model_arguments import add_model_arguments, check_drafted, check_models, load
 from understudy.commands.result import check_writable, make_console, write_json
 from understudy.commands.teller import Teller
-from understudy.config import DRAFTERS, EngineConfig, default_drafters
+from understudy.config import AUTO_DRAFT, DRAFTERS, MODEL, EngineConfig, default_drafters, names_a_draft
 from understudy.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def add_replay(commands: Any) -> None:
     parser.set_defaults(command=replay)
     add = parser.add_argument
     add("directory", metavar="DIR", help="what `understudy serve --record DIR` has written")
-    can = ", ".join(name for name in DRAFTERS if name != "lookahead")
+    can = ", ".join(("suffix", "ngram", MODEL))
     add(
         "--drafter",
         action="append",
@@ -84,10 +84,13 @@ def replay(arguments: argparse.Namespace) -> int:
     records = read_folder(Path(arguments.directory), classes=_listed(arguments.classes))
     console = make_console(stderr=True)
     teller = Teller(console)
-    machine = _machine(arguments, records, emit=teller, console=console)
+    machine, left_out = _machine(arguments, records, emit=teller, console=console)
+    kind = None if machine.target is None else machine.target.draft_kind
+    if arguments.drafter is None and kind == MODEL:
+        names.append(MODEL)
     settings = fixed_settings([name for name in names if name != DEFAULT], depths, machine)
     if DEFAULT in names:
-        settings = [engine_setting(default_drafters(has_draft=arguments.draft is not None), machine), *settings]
+        settings = [engine_setting(default_drafters(kind), machine), *settings]
     with progress_bar(console, len(settings)) as told:
         found = what_if(
             records.transcripts,
@@ -98,7 +101,7 @@ def replay(arguments: argparse.Namespace) -> int:
             told=told,
         )
     summaries = summaries_of(records)
-    notes = _notes(records, found)
+    notes = [*left_out, *_notes(records, found)]
     try:  # whatever becomes of the file or of the tables, the other is not lost
         value = _to_json(found, summaries, concurrencies, machine)
         write_json({**value, "notes": [*teller.notes, *notes]}, arguments.json)
@@ -110,12 +113,11 @@ def replay(arguments: argparse.Namespace) -> int:
 def _drafters(arguments: argparse.Namespace) -> list[str]:
     from understudy.advise.replay import refusal
 
-    has_draft = arguments.draft is not None
-    free = [name for name in DRAFTERS if name != "model" and not refusal(name)]
-    names: list[str] = list(dict.fromkeys(arguments.drafter or [DEFAULT, *free, *(["model"] if has_draft else [])]))
+    free = [name for name in DRAFTERS if name != MODEL and not refusal(name)]
+    names: list[str] = list(dict.fromkeys(arguments.drafter or [DEFAULT, *free]))
     for name in names:
         if name not in (DEFAULT, *DRAFTERS):
-            known = ", ".join((DEFAULT, *free, "model"))
+            known = ", ".join((DEFAULT, *free, MODEL))
             raise ConfigError(f"There is no drafter named {name!r}.", f"Choose from {known}.")
         if refusal(name):
             raise ConfigError(f"{name} cannot be replayed: {refusal(name)}.", "Leave it out.")
@@ -123,22 +125,24 @@ def _drafters(arguments: argparse.Namespace) -> list[str]:
     return names
 
 
-def _machine(arguments: argparse.Namespace, records: Records, *, emit: EventSink, console: Console) -> Machine:
-    """What passes cost: as given, or as measured with the model on this machine."""
-    from understudy.advise.settings import Machine, measured, steps_cost
+def _machine(
+    arguments: argparse.Namespace, records: Records, *, emit: EventSink, console: Console
+) -> tuple[Machine, list[str]]:
+    """What passes cost: as given, or as measured with the model on this machine; and what is left out of the replay."""
+    from understudy.advise.settings import Machine, measured, steps_cost, without_trained
     from understudy.terminal import Waiting
 
     cost = None if arguments.steps_ms is None else steps_cost(arguments.steps_ms)
-    if cost is not None and arguments.draft is None:
-        return Machine(cost)
+    if cost is not None and not names_a_draft(arguments.draft):
+        return Machine(cost), []
     config = EngineConfig(
-        draft=arguments.draft,
+        draft=arguments.draft or AUTO_DRAFT,
         cross_tokenizer=arguments.cross_tokenizer,
         device=arguments.device or "auto",
         weights=arguments.weights,
         num_threads=arguments.threads,
     )
-    target = load(arguments.model, config, console=console, emit=emit)
+    target, left_out = without_trained(load(arguments.model, config, console=console, emit=emit))
     most = target.decoder.config.vocab_size - 1
     if records.largest_token > most:
         raise ConfigError(
@@ -146,7 +150,7 @@ def _machine(arguments: argparse.Namespace, records: Records, *, emit: EventSink
             "Name the model that served them.",
         )
     with Waiting(console, "measuring what a row costs"):
-        return measured(target, cost=cost)
+        return measured(target, cost=cost), left_out
 
 
 def _notes(records: Records, found: Found) -> list[str]:

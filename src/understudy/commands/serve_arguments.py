@@ -10,7 +10,7 @@ from pathlib import Path
 from understudy.commands.config_file import with_file
 from understudy.commands.model_arguments import add_drafters, add_model_arguments, engine_config
 from understudy.commands.speculative_config import read_speculative_config
-from understudy.config import DRAFTERS, EngineConfig
+from understudy.config import DEFAULT_DRAFTERS, DRAFTERS, MODEL, TRAINED_DRAFTERS, EngineConfig
 from understudy.control.policy_file import read_policy
 from understudy.core.control import Policy
 from understudy.errors import ConfigError
@@ -189,11 +189,12 @@ def _policy(path: Path) -> Policy:
 
 
 def _with_drafters_of(policy: Policy | None, config: EngineConfig, *, chosen: bool) -> EngineConfig:
-    """The configuration with the drafters that a policy asks for, unless somebody chose them or they have no model."""
+    """The configuration with the drafters that a policy asks for, unless somebody chose them or they need a draft."""
     if policy is None or chosen:
         return config
     wanted = {name for of_class in policy.classes.values() for name in of_class.drafters or ()}
-    added = [name for name in DRAFTERS if name in wanted and name not in config.drafters and name != "model"]
+    known = (*DEFAULT_DRAFTERS, MODEL, *TRAINED_DRAFTERS)
+    added = [name for name in DRAFTERS if name in wanted and name not in known]
     return replace(config, drafters=(*config.drafters, *added))
 
 

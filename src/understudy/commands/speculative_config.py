@@ -8,7 +8,15 @@ from typing import Any
 
 from understudy.errors import ConfigError
 
-_METHODS = {"ngram": "ngram", "suffix": "suffix", "draft_model": "model"}
+_METHODS = {
+    "ngram": "ngram",
+    "suffix": "suffix",
+    "draft_model": "model",
+    "eagle": "eagle",
+    "eagle3": "eagle",
+    "medusa": "medusa",
+}
+_WITHOUT_A_MODEL = ("ngram", "suffix")
 _REMEDIES = {
     "prompt_lookup_min": "The ngram drafter looks up 2 to 4 words; leave it out.",
     "prompt_lookup_max": "The ngram drafter looks up 2 to 4 words; leave it out.",
@@ -40,9 +48,10 @@ def read_speculative_config(text: str) -> SpeculativeConfig:
         raise _error(f"method is {method!r}.", f"Choose from {', '.join(_METHODS)}.")
     if draft is not None and not isinstance(draft, str):
         raise _error(f"model is {draft!r}.", "Give the draft model's folder, file or name.")
-    if (method == "draft_model") != (draft is not None):
+    if method in _WITHOUT_A_MODEL if draft is not None else method == "draft_model":
         raise _error(
-            f"method is {method!r}, model is {draft!r}.", "A draft model belongs to draft_model, and only to it."
+            f"method is {method!r}, model is {draft!r}.",
+            "draft_model needs a model; eagle, eagle3 and medusa may name the draft's folder; the others have none.",
         )
     if max_depth is not None and (type(max_depth) is not int or not 1 <= max_depth <= 64):
         raise _error(f"num_speculative_tokens is {max_depth!r}.", "Give a whole number from 1 to 64.")

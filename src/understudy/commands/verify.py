@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from understudy.commands.model_arguments import add_model_arguments, check_models
 from understudy.commands.result import DIFFERENT, INTERRUPTED, check_writable, make_console, write_json
 from understudy.commands.teller import Teller
-from understudy.config import EngineConfig
+from understudy.config import AUTO_DRAFT, MODEL, NO_DRAFT, TRAINED_DRAFTERS, EngineConfig
 from understudy.core.events import EventSink
 from understudy.core.weights import WeightType
 from understudy.errors import ConfigError
@@ -73,18 +73,19 @@ def verify(arguments: argparse.Namespace) -> int:
     from understudy.terminal import loading
 
     prompts = load_prompts(arguments.prompts) if arguments.prompts is not None else own_prompts()
-    settings = _settings(arguments)
+    known = _known_weights(arguments)
     console = make_console(stderr=True)
     teller = Teller(console)
     config = EngineConfig(
-        draft=arguments.draft,
+        draft=arguments.draft or AUTO_DRAFT,
         cross_tokenizer=arguments.cross_tokenizer,
         device=arguments.device or "auto",
         num_threads=arguments.threads,
     )
     targets = _OneTarget(arguments.model, config, teller)
     with loading(console, arguments.model) as progress:
-        target = targets(settings[0].weights, progress)
+        target = targets.under(arguments.weights or known[0], progress)
+    settings = _settings(arguments, known, targets.trained_kinds(target))
     case_set = make_cases(prompts, target, count=arguments.num_prompts, max_tokens=arguments.max_tokens)
     del target  # only one is in memory at a time
     with progress_bar(console) as watcher:
@@ -103,12 +104,16 @@ def own_layers(num_layers: int) -> int:
     return max(1, min(num_layers - 1, round(num_layers * OWN_SHARE)))
 
 
-def _settings(arguments: argparse.Namespace) -> list[Setting]:
+def _known_weights(arguments: argparse.Namespace) -> tuple[WeightType, ...]:
     from understudy.assembly import weights_on
+
+    return weights_on(arguments.device or "auto", arguments.weights)
+
+
+def _settings(arguments: argparse.Namespace, known: tuple[WeightType, ...], trained: list[str]) -> list[Setting]:
     from understudy.parity.settings import by_weights, every_setting, pairwise
 
-    known = weights_on(arguments.device or "auto", arguments.weights)
-    allowed = [setting for setting in every_setting(known) if arguments.weights in (None, setting.weights)]
+    allowed = [setting for setting in every_setting(known, trained) if arguments.weights in (None, setting.weights)]
     return by_weights(allowed if arguments.full else pairwise(allowed))
 
 
@@ -122,27 +127,40 @@ def _budget(arguments: argparse.Namespace) -> float | None:
 
 
 class _OneTarget:
-    """The target and its draft under the weights that are asked for; the one before is let go of first."""
+    """The target under the weights of a setting, with the draft of a setting; the one before is let go of first."""
 
     def __init__(self, model: str | None, config: EngineConfig, emit: EventSink) -> None:
         self._model = model
-        self._config = config
+        self._is_named = config.draft != AUTO_DRAFT
+        self._config = config if self._is_named else replace(config, draft=NO_DRAFT)
         self._emit = emit
         self._target: Target | None = None
 
-    def __call__(self, weights: WeightType, progress: Callable[[int, int], None]) -> Target:
+    def __call__(self, setting: Setting, progress: Callable[[int, int], None]) -> Target:
+        """Where no model drafts by name, the target's own first layers do: drafting by a model is proven too."""
+        from understudy.assembly import with_draft, with_draft_for
+
+        target = self.under(setting.weights, progress)
+        num_layers = target.decoder.config.num_layers
+        if MODEL in setting.drafters and target.draft_kind != MODEL and num_layers > 1:
+            return with_draft(target, f"layers:{own_layers(num_layers)}", emit=self._emit)
+        return with_draft_for(target, setting.drafters, emit=self._emit)
+
+    def under(self, weights: WeightType, progress: Callable[[int, int], None]) -> Target:
+        """The target under these weights, with the draft that was named, if one was."""
+        from understudy.assembly import load_configured
+
         if self._target is None or self._target.weights != weights:
             self._target = None
             gc.collect()  # engines hold on to themselves, and to their target
-            self._target = self._load(replace(self._config, weights=weights), progress)
+            config = replace(self._config, weights=weights)
+            self._target = load_configured(self._model, config, emit=self._emit, progress=progress)
         return self._target
 
-    def _load(self, config: EngineConfig, progress: Callable[[int, int], None]) -> Target:
-        """Load it; where no draft is named, its own first layers draft, so that drafting by a model is proven too."""
-        from understudy.assembly import load_configured, with_draft
+    def trained_kinds(self, target: Target) -> list[str]:
+        """The kinds of trained drafts to prove: the one that was named, or all that come with the package."""
+        from understudy.assembly import shipped_kinds
 
-        target = load_configured(self._model, config, emit=self._emit, progress=progress)
-        num_layers = target.decoder.config.num_layers
-        if target.draft is not None or num_layers == 1:
-            return target
-        return with_draft(target, f"layers:{own_layers(num_layers)}", emit=self._emit)
+        if self._is_named:
+            return [kind for kind in TRAINED_DRAFTERS if kind == target.draft_kind]
+        return shipped_kinds(target, emit=self._emit)

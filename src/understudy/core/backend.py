@@ -27,9 +27,9 @@ class ModelInfo:
     """Where the model's tokenizer and chat template can be read from, as `Tokenizer.from_folder` does."""
     drafters: tuple[str, ...] = ()
     draft: str = ""
-    """What the draft model is called, if there is one."""
+    """What the draft is called, if there is one."""
     draft_problem: str = ""
-    """Why there is no draft model although one was asked for."""
+    """Why there is no draft although one was asked for, or comes with the package."""
     weights: str = ""
     max_sequences: int = 1
     """Choices that are computed together, at most; more would only wait."""

@@ -35,7 +35,8 @@ def to_json(report: Report, case_set: CaseSet, *, notices: Sequence[str] = ()) -
         "interrupted": report.interrupted,
         "model": report.model,
         "model_hash": report.model_hash,
-        "draft": report.draft,
+        "draft": report.drafts.get("model"),
+        "drafts": report.drafts,
         "weights": list(report.system_fingerprints),
         "system_fingerprints": report.system_fingerprints,
         "prompts": [case.describe() for case in case_set.cases],
@@ -57,8 +58,8 @@ def show(report: Report, case_set: CaseSet, console: Console) -> None:
     if not console.is_terminal:
         console.width = max(console.width, _LEAST_WIDTH)
     console.print(_table(report))
-    if report.draft is not None:
-        say(f"[dim]The draft model is {escape(report.draft)}.[/dim]")
+    for kind, name in report.drafts.items():
+        say(f"[dim]{kind} drafts with {escape(name)}.[/dim]")
     variants = dict.fromkeys(_sampling_words(case.variant) for case in case_set.cases)
     say(f"[dim]Sampling varies over the prompts: {escape('; '.join(variants))}.[/dim]")
     for line in report.vacuous:
@@ -137,7 +138,7 @@ def _table(report: Report) -> Table:
         counts = happenings.counts
         same = f"{line.identical}/{line.compared}"
         table.add_row(
-            ", ".join(line.setting.drafters),
+            ", ".join(line.setting.drafters) + (", trees" if line.setting.draft_tree > 1 else ""),
             line.setting.weights,
             f"{line.setting.temperature:g}",
             str(happenings.most_sequences),

@@ -1,9 +1,9 @@
 """The settings under which the words must be the same, and a few of them that stand for all.
 
-Six things could change a word if the engine were wrong: the drafters, the temperature, neighbours in the batch,
-keys and values out of the prefix cache, a sequence that gave its blocks back and was computed again, and how the
-weights are held. The whole product of them is long; most faults need only two of them to meet, so `pairwise` chooses
-settings until every two values have met.
+Seven things could change a word if the engine were wrong: the drafters, whether a trained draft grows chains or trees,
+the temperature, neighbours in the batch, keys and values out of the prefix cache, a sequence that gave its blocks back
+and was computed again, and how the weights are held. The whole product of them is long; most faults need only two of
+them to meet, so `pairwise` chooses settings until every two values have met.
 
 Preemption takes blocks from the youngest of several running sequences. A sequence that runs alone always has room
 (one that could not fit is refused at the door), so at concurrency 1 there is nothing to preempt, and the product
@@ -16,10 +16,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import combinations, product
 
+from understudy.config import TRAINED_DRAFTERS
 from understudy.core.weights import WEIGHTS_ON, WeightType
 
 # The most demanding value of each comes first, so that a short list begins with the hardest settings.
 DRAFTERS = (("suffix", "ngram", "lookahead", "model"), ("model",), ("lookahead",), ("suffix",), ("ngram",))
+TREES = (3, 1)
+"""Children of a node in the trees of a trained draft: trees, and chains."""
 TEMPERATURES = (0.0, 0.7, 1.0)
 CONCURRENCIES = (4, 1)
 
@@ -37,12 +40,14 @@ class Setting:
     prefix_cache: bool
     preemption: bool
     weights: WeightType
+    draft_tree: int = 1
 
     @property
     def name(self) -> str:
         """The setting in words; no two share one."""
         parts = [
             "+".join(self.drafters),
+            *([f"trees of {self.draft_tree}"] if self.draft_tree > 1 else []),
             f"temperature {self.temperature:g}",
             f"{self.concurrency} at once",
             *(["prefix cache"] if self.prefix_cache else []),
@@ -53,8 +58,14 @@ class Setting:
 
     @property
     def is_valid(self) -> bool:
-        """Whether what it asks for can happen at all: alone, nothing is preempted."""
-        return not self.preemption or self.concurrency > 1
+        """Whether what it asks for can happen at all: alone, nothing is preempted; only trained drafts grow trees."""
+        has_trees = self.draft_tree == 1 or self.trained is not None
+        return has_trees and (not self.preemption or self.concurrency > 1)
+
+    @property
+    def trained(self) -> str | None:
+        """The kind of trained draft that it needs."""
+        return next((name for name in self.drafters if name in TRAINED_DRAFTERS), None)
 
     def values(self) -> list[Value]:
         """Its fields by name, in order."""
@@ -65,9 +76,16 @@ class Setting:
         return combinations(self.values(), 2)
 
 
-def every_setting(weights: Sequence[WeightType] = WEIGHTS_ON["cpu"]) -> list[Setting]:
-    """The whole product, without the settings that make no sense; `weights` are those that a device computes with."""
-    combined = product(DRAFTERS, TEMPERATURES, CONCURRENCIES, (True, False), (True, False), weights)
+def every_setting(
+    weights: Sequence[WeightType] = WEIGHTS_ON["cpu"], trained: Sequence[str] = ()
+) -> list[Setting]:  # fmt: skip
+    """The whole product, without the settings that make no sense.
+
+    `weights` are those that a device computes with, `trained` the kinds of trained drafts that the target has: each
+    drafts alone, and the first beside the suffix drafter, as by default.
+    """
+    drafters = (*(("suffix", kind) for kind in trained[:1]), *((kind,) for kind in trained), *DRAFTERS)
+    combined = product(drafters, TEMPERATURES, CONCURRENCIES, (True, False), (True, False), weights, TREES)
     settings = [Setting(*values) for values in combined]
     return [setting for setting in settings if setting.is_valid]
 

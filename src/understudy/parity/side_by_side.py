@@ -85,6 +85,7 @@ def side_by_side(
     sampling: SamplingParams,
     *,
     drafters: tuple[str, ...],
+    draft_tree: int = 1,
     emit: EventSink = log_fallbacks,
     watch: Callable[[str], None] = lambda text: None,
 ) -> Iterator[Comparison]:
@@ -95,6 +96,7 @@ def side_by_side(
         [question.prompt_ids for question in questions],
         max_tokens=sampling.max_tokens,
         drafters=drafters,
+        draft_tree=draft_tree,
         emit=emit,
     )
     engines = {"off": off, "on": on}
@@ -122,15 +124,17 @@ def engine_pair(
     *,
     max_tokens: int,
     drafters: tuple[str, ...],
+    draft_tree: int = 1,
     emit: EventSink = log_fallbacks,
 ) -> tuple[Engine, Engine]:
     """Build an engine without and one with drafters, on the same weights, warm, with room for any of the prompts."""
     longest = max(len(prompt) for prompt in prompts) + max_tokens
     room = max(min(longest, target.decoder.config.max_positions), _LEAST_ROOM_TOKENS)
-    off, on = (
-        build_engine(target, EngineConfig(drafters=names, prefix_cache=False, kv_tokens=room), emit=emit)
+    configs = (
+        EngineConfig(drafters=names, draft_tree=draft_tree, prefix_cache=False, kv_tokens=room)
         for names in ((), drafters)
     )
+    off, on = (build_engine(target, config, emit=emit) for config in configs)
     warm_up = Request(request_id="warm-up", prompt_ids=prompts[0][:8], sampling=SamplingParams(max_tokens=2))
     for engine in (off, on):  # the first pass of an engine touches its memory: it counts for neither
         _run(engine, warm_up, Side())

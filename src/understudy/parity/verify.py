@@ -31,8 +31,9 @@ from understudy.parity.settings import Setting
 _DEPTH, _MODEL_DEPTH = 8, 4
 """Deep enough for trees and chains; a draft model pays a pass for each of its tokens, right or wrong."""
 _ROWS = 16
-Targets = Callable[[WeightType, Callable[[int, int], None]], Target]
-"""Gives the target with its draft under a kind of weights; told (tensors done, tensors in all) while it is loaded."""
+Targets = Callable[[Setting, Callable[[int, int], None]], Target]
+"""Gives the target under a setting's weights, with the draft that its drafters need; told (tensors done, tensors in
+all) while it is loaded."""
 _FREE = CostModel({1: 1.0})
 """Drafts are forced, so nothing is decided by what a row costs, and nothing needs to be measured."""
 _LEAST_MERGED = 2
@@ -62,7 +63,8 @@ class Report:
 
     model: str = ""
     model_hash: str = ""
-    draft: str | None = None
+    drafts: dict[str, str] = field(default_factory=dict)
+    """Names of the drafts that were used, by the drafter."""
     system_fingerprints: dict[WeightType, str] = field(default_factory=dict)
     """By the weights that were run."""
     settings: list[SettingReport] = field(default_factory=list)
@@ -160,7 +162,7 @@ class _Proof:
 
     def run(self, setting: Setting) -> None:
         """Serve all cases under a setting and compare them with the baseline."""
-        target = self._target(setting.weights)
+        target = self._target(setting)
         baseline = self._baseline(target, setting.temperature)
         started = time.monotonic()
         report = SettingReport(setting)
@@ -179,17 +181,19 @@ class _Proof:
         self.report.settings.append(report)
         self._watcher.finished(report)
 
-    def _target(self, weights: WeightType) -> Target:
-        """The target under these weights, which may have to be loaded first."""
+    def _target(self, setting: Setting) -> Target:
+        """The target of a setting, which may have to be loaded first."""
+        weights = setting.weights
 
         def progress(done: int, total: int) -> None:
             self._watcher.at(f"loading {weights} weights, {done} of {total}", self._done, self._total)
 
         self._watcher.at(f"loading {weights} weights", self._done, self._total)
-        target = self._targets(weights, progress)
+        target = self._targets(setting, progress)
         report = self.report
         report.model, report.model_hash = target.name, target.source_hash
-        report.draft = None if target.draft is None else target.draft.name
+        if target.draft is not None and target.draft.kind in setting.drafters:
+            report.drafts[target.draft.kind] = target.draft.name
         report.system_fingerprints.setdefault(weights, target.system_fingerprint)
         return target
 
@@ -241,6 +245,7 @@ def make_engine(target: Target, setting: Setting | None, cases: Sequence[Case], 
         _, num_blocks = scarce(cases, page)
     config = EngineConfig(
         drafters=setting.drafters if setting else (),
+        draft_tree=setting.draft_tree if setting else 1,
         prefix_cache=setting.prefix_cache if setting else False,
         kv_tokens=num_blocks * page,
     )

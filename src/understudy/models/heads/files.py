@@ -95,7 +95,7 @@ def replace_file(path: Path, data: bytes) -> None:
 def load_head(folder: Path) -> TrainedHead:
     """Read a trained draft, on the CPU in fp32. Every fault is a ModelError that names the file."""
     spec_file, weights_file = folder / SPEC_FILE, folder / WEIGHTS_FILE
-    declared = _read_declaration(spec_file)
+    declared = read_declaration(spec_file)
     try:
         spec = HeadSpec.from_description(declared)
     except ModelError as error:
@@ -128,7 +128,8 @@ def _stored(name: str, tensor: Tensor, stored: StoredType) -> dict[str, Tensor]:
     return {name: (tensor / scale[:, None]).round().to(torch.int8).contiguous(), name + _SCALE: scale}
 
 
-def _read_declaration(path: Path) -> dict[str, Any]:
+def read_declaration(path: Path) -> dict[str, Any]:
+    """What a `draft.json` says: read, and not yet believed."""
     try:
         declared = json.loads(path.read_bytes())
     except OSError as error:

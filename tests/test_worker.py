@@ -1,0 +1,104 @@
+"""How the process that computes starts: with its draft, or without it and with the reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tiny_models import write_tiny_model
+from tests.trained_drafts import NAMES, Maker, maker, shipped, truncate, write_draft
+from understudy.assembly import Target, load_target
+from understudy.config import EngineConfig
+from understudy.core.backend import ModelInfo
+from understudy.core.switches import Switches
+from understudy.errors import ConfigError
+from understudy.wire.messages import Ready, Start, Told
+from understudy.worker import Worker, without_draft
+
+__all__ = ["maker", "shipped"]  # fixtures
+
+
+class Wire:
+    """Keeps what is sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+
+    def send(self, message: object) -> None:
+        self.sent.append(message)
+
+
+@pytest.fixture(autouse=True)
+def collector(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave that of the process which runs the tests as it is."""
+    monkeypatch.setattr("understudy.worker.calm_collector", lambda: None)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("model") / "tiny", num_hidden_layers=4)
+
+
+@pytest.fixture(scope="module")
+def target(folder: Path) -> Target:
+    return load_target(folder, num_threads=1)
+
+
+def started(folder: Path, tokenizer: Path, **settings: Any) -> tuple[ModelInfo, list[str]]:
+    """Start an engine, and return what it tells of itself and what did not go the first way."""
+    wire = Wire()
+    config = EngineConfig(num_threads=1, kv_tokens=512, device="cpu", **settings)
+    tokenizer.mkdir(exist_ok=True)
+    Worker(wire)._start(Start(str(folder), config, str(tokenizer), Switches()))  # type: ignore[arg-type]
+    (ready,) = [message for message in wire.sent if isinstance(message, Ready)]
+    told = [event for message in wire.sent if isinstance(message, Told) for event in message.fallbacks]
+    return ready.info, [f"{event.what}: {event.reason}" for event in told]
+
+
+def test_the_draft_that_comes_with_the_package_is_told_of(
+    folder: Path, target: Target, shipped: Path, tmp_path: Path, maker: Maker
+) -> None:
+    write_draft(shipped / NAMES["block"], "block", target)
+    info, told = started(folder, tmp_path / "tokenizer")
+    assert (info.draft, info.draft_problem, told) == (NAMES["block"], "", [])
+    assert {"suffix", "block"} <= set(info.drafters)
+    assert info.draft_bytes > 0
+
+
+def test_a_shipped_draft_that_fails_leaves_a_reason(
+    folder: Path, target: Target, shipped: Path, tmp_path: Path
+) -> None:
+    truncate(write_draft(shipped / NAMES["block"], "block", target))
+    info, (told,) = started(folder, tmp_path / "tokenizer")
+    assert (info.draft, info.draft_bytes) == ("", 0)
+    assert NAMES["block"] in info.draft_problem
+    assert NAMES["block"] in told
+    assert "block" not in info.drafters
+
+
+@pytest.mark.parametrize("settings", [{"draft": "block"}, {"drafters": ("block",)}, {"drafters": ("ngram", "block")}])
+def test_a_named_drafter_that_cannot_be_made_leaves_a_reason(
+    folder: Path, target: Target, shipped: Path, tmp_path: Path, maker: Maker, settings: dict[str, Any]
+) -> None:
+    write_draft(shipped / NAMES["block"], "block", target)
+    maker.error = RuntimeError("It cannot be made.") if "draft" in settings else ConfigError("It cannot be made.", "")
+    info, told = started(folder, tmp_path / "tokenizer", **settings)
+    assert "It cannot be made." in info.draft_problem
+    assert told == [f"the draft: serving without it: {info.draft_problem}"]
+    expected = "ngram" if "ngram" in settings.get("drafters", ()) else "suffix"
+    assert expected in info.drafters
+    assert "block" not in info.drafters
+
+
+def test_a_kind_that_is_not_there_leaves_a_reason(folder: Path, shipped: Path, tmp_path: Path) -> None:
+    info, _ = started(folder, tmp_path / "tokenizer", drafters=("eagle",))
+    assert "No draft 'eagle' comes with this package" in info.draft_problem
+
+
+def test_without_a_draft_the_others_stay() -> None:
+    assert without_draft(EngineConfig(draft="x")) == EngineConfig(draft="none")
+    named = EngineConfig(draft="x", drafters=("suffix", "model", "ngram"))
+    assert without_draft(named).drafters == ("suffix", "ngram")
+    assert without_draft(EngineConfig(drafters=("eagle",))).drafters == ("default",)
