@@ -59,10 +59,10 @@ class CpuKernels:
     def __init__(self, *, num_threads: int | None = None) -> None:
         most: int = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
         self._num_threads = min(num_threads or torch.get_num_threads(), most)
-        self._take_threads()
+        self.take_threads()
 
-    def _take_threads(self) -> None:
-        """Numba counts threads per calling thread."""
+    def take_threads(self) -> None:
+        """Compute with this many threads from here on: numba counts them per calling thread."""
         numba.set_num_threads(self._num_threads)
 
     def linear(self, weight: Tensor, bias: Tensor | None = None, *, weights: WeightType = "fp32") -> PackedLinear:
@@ -98,7 +98,7 @@ class CpuKernels:
 
     def start(self, rows: Rows, cache: Cache, shape: BodyShape) -> CpuPass:
         """Begin a pass."""
-        self._take_threads()
+        self.take_threads()
         padded = self.padded_rows(len(rows.token_ids))
         return CpuPass(rows, cache, shape, num_padded=padded, num_threads=self._num_threads)
 
