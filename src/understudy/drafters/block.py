@@ -81,6 +81,7 @@ class BlockDrafter(SeeingDrafter):
             first, text.num_keys = text.num_keys, text.num_keys + len(text.positions)
             self._pages.reserve(text.blocks, text.num_keys)
             slots += self._pages.slots(text.blocks, first, text.num_keys)
+        self._body.take_threads(len(positions))
         pieces = [text.take() for text in fresh]
         fused = self._fusion(pieces[0] if len(pieces) == 1 else np.concatenate(pieces), self._body)
         context = self._body.norm_each(fused[: len(positions), None], self._context_norm)
@@ -100,11 +101,11 @@ class BlockDrafter(SeeingDrafter):
         depth = min(len(self._masks), max(min(budget.max_depth, budget.max_rows) for budget in budgets))
         hidden = self._compute(texts, contexts)[:, :depth]  # [texts, depth, hidden]
         scores = self._body.logits(hidden.reshape(-1, hidden.shape[2]), len(texts) * depth)
-        odds = hidden @ self._row_odds  # [texts, depth]
+        odds = np.einsum("tdh,h->td", hidden, self._row_odds)  # not `@`: that may wake other threads than ours
         scores = scores.reshape(len(texts), depth, -1)
         for place in range(depth):
             self._walk(growths, scores[:, place], odds[:, place])
-        self._observe(len(texts), texts, started)
+        self._observe(texts, started, num_rows=len(texts))
         return [growth.draft() for growth in growths]
 
     def _walk(self, growths: Sequence[Growth], scores: Floats, odds: Floats) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import ClassVar
 
 import numpy as np
@@ -68,7 +69,7 @@ class _Batch:
             group_starts=np.array(self.group_starts, np.int32),
             group_tables=np.array(self.group_tables, np.int32),
             prefix_lens=np.array(self.prefix_lens, np.int32),
-            tail_starts=np.array([0, *np.cumsum([len(tail) for tail in self.tails])], np.int32),
+            tail_starts=np.array([0, *accumulate(map(len, self.tails))], np.int32),
             tail_slots=np.array([slot for tail in self.tails for slot in tail], np.int32),
             logit_rows=np.arange(len(self.tokens)),
         )
@@ -131,6 +132,7 @@ class EagleDrafter(SeeingDrafter):
         positions = [position for text, _ in fresh for position in text.positions]
         tokens = [context.tokens[position + 1] for text, context in fresh for position in text.positions]
         counts = [len(text.positions) for text, _ in fresh]
+        self._body.take_threads(len(tokens))
         pieces = [text.take() for text, _ in fresh]
         fused = self._fusion(pieces[0] if len(pieces) == 1 else np.concatenate(pieces), self._body)
         slots: list[int] = []
@@ -158,17 +160,18 @@ class EagleDrafter(SeeingDrafter):
             drafting.append(_Drafting(text, growth, table))
         tables = self._pages.tables([text.blocks for text in texts])
         going, states = drafting, np.empty((0, 0), np.float32)
+        started, num_rows, num_passes = time.perf_counter(), 0, 0
         while going:
             batch = _Batch()
             for one in going:
                 self._gather(one, states, batch)
-            started = time.perf_counter()
+            num_rows, num_passes = num_rows + len(batch.tokens), num_passes + 1
             states, logits = self._step(batch, tables)
             found = self._body.children(logits, [one.growth for one in going for _ in one.growth.level])
             for one in going:
                 one.growth.add([found[row] for row in one.row_of.values()])
-            self._observe(len(batch.tokens), [one.text for one in going], started)
             going = [one for one in going if one.growth.level and one.growth.budget.goes_on(one.growth.best_chain())]
+        self._observe(texts, started, num_rows=round(num_rows / num_passes), num_passes=num_passes)
         return [one.growth.draft() for one in drafting]
 
     def _gather(self, one: _Drafting, states: Floats, batch: _Batch) -> None:

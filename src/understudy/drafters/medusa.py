@@ -56,6 +56,7 @@ class MedusaDrafter(SeeingDrafter):
         """Compute as many heads as the deepest budget has places for."""
         started = time.perf_counter()
         num_heads = min(len(self._heads), max(budget.max_depth for budget in budgets))
+        self._body.take_threads(num_heads * len(texts))
         scores = self._scores(np.stack([text.last for text in texts if text.last is not None]), num_heads)
         growths = [
             Growth(context, budget, shape=self._shape, width=budget.max_rows, source=self.name)
@@ -65,7 +66,7 @@ class MedusaDrafter(SeeingDrafter):
             for growth, offered in zip(growths, self._body.children(lines, growths), strict=True):
                 if growth.level:
                     growth.add([offered] * len(growth.level))
-        self._observe(len(texts), texts, started)
+        self._observe(texts, started, num_rows=len(texts))
         return [growth.draft() for growth in growths]
 
     def _scores(self, last: Floats, num_heads: int) -> Floats:

@@ -33,6 +33,9 @@ Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
 Ints64 = NDArray[np.int64]
 
+FEW_ROWS = 8
+"""What one text asks for at once, about."""
+
 
 class Body:
     """What all kinds of drafts share: kernels, and what is borrowed from the target."""
@@ -48,6 +51,8 @@ class Body:
         """[draft ids] place -> the target's id"""
         self.places: Ints64 = trained.vocabulary.places.numpy()
         """[vocabulary] the target's id -> place, or -1"""
+        self.is_few_alone = False
+        """Whether one thread computes few rows by itself."""
         self._turns = decoder.rotary
         self._output = kernels.linear(torch.from_numpy(output_rows(decoder, self.ids)), weights=weights)
         self._shape = BodyShape(
@@ -72,9 +77,17 @@ class Body:
         """Room for the input of a linear layer: rows beyond those wanted are zeros."""
         return np.zeros((self.kernels.padded_rows(num_rows), *shape), np.float32)
 
+    def take_threads(self, num_rows: int) -> int:
+        """Compute with as many threads as suit so many rows; return their number."""
+        count = 1 if self.is_few_alone and num_rows <= FEW_ROWS else self.kernels.num_threads
+        self.kernels.take_threads(count)
+        return count
+
     def start(self, rows: Rows, pages: Pages) -> CpuPass:
         """Begin a pass of a draft's own layers."""
-        return self.kernels.start(rows, pages.cache, self._shape)
+        num_rows = len(rows.token_ids)
+        padded, num_threads = self.kernels.padded_rows(num_rows), self.take_threads(num_rows)
+        return CpuPass(rows, pages.cache, self._shape, num_padded=padded, num_threads=num_threads)
 
     def attend(self, step: CpuPass, qkv: Floats, *, layer: int) -> Floats:
         """Write keys and values, and let each row attend to what it sees."""

@@ -100,7 +100,6 @@ class SeeingDrafter:
 
     def read(self, context: Context) -> None:
         """Read at once what was shown of a text."""
-        self._body.kernels.take_threads()
         self._read([self._texts[context.sequence_id]], [context])
 
     def num_unread(self, context: Context) -> int:
@@ -119,7 +118,6 @@ class SeeingDrafter:
         ]
         if not ready:
             return drafts
-        self._body.kernels.take_threads()
         asked = [contexts[index] for index in ready]
         texts = [self._texts[context.sequence_id] for context in asked]
         self._read(texts, asked)
@@ -153,8 +151,8 @@ class SeeingDrafter:
     def _release(self, text: Text) -> None:
         """Give back what a text holds."""
 
-    def _observe(self, num_rows: int, texts: Sequence[Text], started_s: float) -> None:
-        """Let a pass that began at `started_s` correct the cost model."""
-        share = num_rows / len(texts)
-        load = Load(num_rows, sum(t.num_keys for t in texts), round(sum(share * t.num_keys for t in texts)))
-        self.cost.observe(load, time.perf_counter() - started_s)
+    def _observe(self, texts: Sequence[Text], started_s: float, *, num_rows: int, num_passes: int = 1) -> None:
+        """Let passes of about so many rows, the first of which began at `started_s`, correct the cost model."""
+        seconds = (time.perf_counter() - started_s) / num_passes
+        keys = sum(text.num_keys for text in texts)
+        self.cost.observe(Load(num_rows, keys, round(keys * num_rows / len(texts))), seconds)

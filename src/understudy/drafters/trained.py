@@ -25,6 +25,9 @@ from understudy.sampling.noise import NoiseKey
 
 _LONG_CONTEXT = 512
 _READ_ROWS = 64
+_TRIALS = 8
+_WORTH_WAITING = 1.5
+"""So many times faster all threads must be than one, if they are to wait for each other."""
 
 
 def make_trained_drafter(
@@ -64,11 +67,26 @@ def _measure(drafter: SeeingDrafter, body: Body) -> None:
     most = body.config.max_positions - 32
     drafter.time_step(1, 0)  # the first pass pays for compiling and for touching memory
     drafter.time_step(8, 0)
+    _choose_threads(drafter, body)
     cost = profile(drafter.time_step, long_context=max(1, min(_LONG_CONTEXT, most)))
     reading_s = _reading_s(drafter, body, num_rows=min(_READ_ROWS, most))
     row_s = (cost.rows_s[32] - cost.rows_s[1]) / 31
     drafter.reading_share = min(1.0, reading_s / row_s) if row_s > 0.0 else 1.0
     drafter.cost = cost
+
+
+def _choose_threads(drafter: SeeingDrafter, body: Body) -> None:
+    """Let one thread compute few rows, unless all of them together are much faster.
+
+    A small draft is dozens of linear layers of some microseconds each, before every one of which threads wait for each
+    other. While another process has one of the cores, each of these waits takes as long as a whole draft should.
+    """
+    seconds: dict[bool, list[float]] = {True: [], False: []}
+    for _ in range(_TRIALS):
+        for is_few_alone, measured in seconds.items():
+            body.is_few_alone = is_few_alone
+            measured.append(drafter.time_step(1, 0))
+    body.is_few_alone = min(seconds[True]) < _WORTH_WAITING * min(seconds[False])
 
 
 def _reading_s(drafter: SeeingDrafter, body: Body, *, num_rows: int) -> float:
