@@ -18,9 +18,9 @@ from understudy.core.request import SamplingParams
 from understudy.core.weights import WeightType
 from understudy.drafters import seen
 from understudy.drafters.base import Budget, Context
-from understudy.drafters.packed import output_rows
+from understudy.drafters.packed import FEW_ROWS, output_rows
 from understudy.drafters.seen import SeeingDrafter
-from understudy.drafters.trained import make_trained_drafter
+from understudy.drafters.trained import _choose_threads, make_trained_drafter
 from understudy.drafters.tree import Guesses, Path, Shape, children, grow_by_levels
 from understudy.kernels.cpu import CpuKernels
 from understudy.models.config import ModelConfig
@@ -357,6 +357,26 @@ def test_its_costs_are_measured(case: Case) -> None:
     drafter.see(context, 0, case.features[:51])
     assert 1 <= drafter.num_unread(context) <= 51
     assert len(drafter.propose([context], [TREE])[0]) == 14
+
+
+@pytest.mark.parametrize(("alone_s", "is_alone"), [(1.2, True), (2.5, False)])
+def test_one_thread_computes_few_rows_unless_all_are_much_faster(
+    monkeypatch: pytest.MonkeyPatch, alone_s: float, is_alone: bool
+) -> None:
+    case = Case("medusa")
+    drafter = case.drafter()
+    body = drafter._body
+
+    def time_step(rows: int, context: int) -> float:
+        return alone_s if body.is_few_alone else 1.0
+
+    monkeypatch.setattr(drafter, "time_step", time_step)
+    _choose_threads(drafter, body)
+    assert body.is_few_alone is is_alone
+    monkeypatch.setattr(body.kernels, "num_threads", 2)
+    monkeypatch.setattr(body.kernels, "take_threads", lambda count: None)  # a machine may have one
+    assert body.take_threads(FEW_ROWS) == (1 if is_alone else 2)
+    assert body.take_threads(FEW_ROWS + 1) == 2
 
 
 @pytest.mark.parametrize("is_tied", [True, False])
