@@ -76,7 +76,7 @@ MAY_USE: dict[str, tuple[str, ...]] = {
     "kernels": ("numpy", "numba", "llvmlite", "torch", "triton"),
     "models": ("numpy", "torch", "safetensors", "gguf", "huggingface_hub"),
     "runtime": ("numpy", "llvmlite"),
-    "drafters": ("numpy",),
+    "drafters": ("numpy", "torch"),
     "engine": ("numpy",),
     "bench": ("jinja2", "plotly", "rich"),
     "parity": ("rich",),

@@ -8,8 +8,11 @@ from typing import Any
 import torch
 
 from tests.tiny_models import VOCAB_SIZE, TinyArchitecture, tiny_config, tiny_tensors
+from understudy.kernels.cpu import CpuKernels
 from understudy.models.config import ModelConfig
+from understudy.models.decoder import Decoder
 from understudy.models.heads.draft_vocabulary import DraftVocabulary
+from understudy.models.heads.files import TrainedHead
 from understudy.models.heads.spec import HeadKind, HeadSpec, default_spec
 from understudy.train.data import Sample
 from understudy.train.guesses import Guesser
@@ -52,3 +55,22 @@ def tiny_samples(count: int, *, seed: int = 0, length: int = 24) -> list[Sample]
         tokens = tuple(7 * ((first + step) % 4) for step in range(length + place % 5))
         samples.append(Sample(token_ids=tokens, answer_start=4, prompt_class=f"class {place % 2}", temperature=0.0))
     return samples
+
+
+def stirred(guesser: Guesser, *, seed: int = 1) -> Guesser:
+    """The same with noise on every parameter: what begins at zero would hide mistakes."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in guesser.head.parameters():
+            parameter += torch.randn(parameter.shape, generator=generator) * 0.15
+    return guesser
+
+
+def tiny_decoder(guesser: Guesser) -> Decoder:
+    """The serving decoder of a tiny draft's own teacher."""
+    return Decoder(guesser.teacher.config, dict(guesser.teacher._weights), CpuKernels(num_threads=1))
+
+
+def trained_head(guesser: Guesser) -> TrainedHead:
+    """The draft as it would be loaded."""
+    return TrainedHead(guesser.head.spec, guesser.head, guesser.vocabulary, {})

@@ -46,6 +46,25 @@ def test_depth_is_the_one_of_most_tokens_per_second(acceptance: float) -> None:
         assert chosen == Plan()
 
 
+@pytest.mark.parametrize("acceptance", [0.0, 0.3, 0.5, 0.7, 0.9])
+def test_what_guesses_all_depths_in_one_pass_pays_for_one(acceptance: float) -> None:
+    base, pass_s = Load(1, 100, 100), DRAFT.step_s(Load(1, 100, 100))
+    chosen = plan(
+        [prospect(acceptance)], base, target=TARGET, drafter=DRAFT, num_emitting=1, is_one_pass=True
+    )  # fmt: skip
+    speeds = {0: 1.0 / TARGET.step_s(base)}
+    for depth in range(1, MOST_DEPTH + 1):
+        tokens = 1.0 + sum(acceptance**position for position in range(1, depth + 1))
+        speeds[depth] = tokens / (TARGET.step_s(Load(1 + depth, 100, 0)) + pass_s)
+    best = max(speeds, key=lambda depth: speeds[depth])
+    if speeds[best] > 1.02 * speeds[0]:
+        assert (chosen.asked, chosen.depth) == ((0,), best)
+        assert chosen.tokens_per_s == pytest.approx(speeds[best])
+        assert chosen.drafting_s == pytest.approx(pass_s)
+    else:
+        assert chosen == Plan()
+
+
 def test_poor_guesses_and_dear_drafts_are_not_asked_for() -> None:
     assert make_plan([prospect(0.1)]) == Plan()
     assert make_plan([prospect(0.9)], draft=CostModel({1: 0.2})) == Plan()

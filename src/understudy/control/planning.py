@@ -1,7 +1,8 @@
 """Whether to ask a drafter that costs time, for whom and how far ahead: a pure function of measured numbers.
 
-A draft model reads the text it has not read yet (`catch_up`), then makes one pass per drafted token. Both are paid
-before anything is known of the draft, so they are weighed beforehand with the acceptance measured so far:
+A draft model reads the text it has not read yet (`catch_up`), then makes one pass per drafted token, or one for all of
+them. Both are paid before anything is known of the draft, so they are weighed beforehand with the acceptance measured
+so far:
 
     tokens per second = (words said anyway + words that the drafts add) / (the target's pass + the drafter's passes)
 
@@ -72,9 +73,18 @@ class Plan:
 
 
 def plan(
-    prospects: Sequence[Prospect], base: Load, *, target: CostModel, drafter: CostModel, num_emitting: int
+    prospects: Sequence[Prospect],
+    base: Load,
+    *,
+    target: CostModel,
+    drafter: CostModel,
+    num_emitting: int,
+    is_one_pass: bool = False,
 ) -> Plan:
-    """Choose whom to ask and how far. `base` is the target's pass without drafts, in which `num_emitting` speak."""
+    """Choose whom to ask and how far. `base` is the target's pass without drafts, in which `num_emitting` speak.
+
+    `is_one_pass`: the drafter makes one pass, however deep the draft.
+    """
     free = sum(prospect.free_tokens for prospect in prospects)
     free_load = _with_rows(base, round(free), prospects)
     plain = (num_emitting + free) / target.step_s(free_load)
@@ -100,11 +110,12 @@ def plan(
         for depth in range(1, most + 1):
             rows = Load(base.rows + count * depth, base.keys, base.reads + round(depth * keys))
             verify_s = target.step_s(rows, base)
-            drafting_s = depth * pass_s + reading_s[depth - 1]
+            drafting_s = (1 if is_one_pass else depth) * pass_s + reading_s[depth - 1]
             speed = (num_emitting + free + added[depth - 1]) / (verify_s + drafting_s)
             if speed > best_speed:
                 row_s = (verify_s - plain_s) / (count * depth)
-                best = Plan(tuple(sorted(order[:count])), depth, speed, pass_s / count + row_s, drafting_s)
+                token_s = row_s if is_one_pass else pass_s / count + row_s
+                best = Plan(tuple(sorted(order[:count])), depth, speed, token_s, drafting_s)
                 best_speed = speed
     return best
 

@@ -74,7 +74,10 @@ class RareDrafter(Drafter, Protocol):
 
 
 class PricedDrafter(Drafter, Protocol):
-    """A drafter whose guesses cost time of their own. It is asked only where that is expected to pay."""
+    """A drafter whose guesses cost time of their own. It is asked only where that is expected to pay.
+
+    Every depth is a pass of its own. One that guesses all depths in a single pass says so by `is_one_pass = True`.
+    """
 
     cost: CostModel
     """What its passes cost."""

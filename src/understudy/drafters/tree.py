@@ -29,7 +29,7 @@ from understudy.sampling.noise import gumbel
 from understudy.sampling.processors import filtered_weights
 
 _LEAST_TEMPERATURE = 1e-4
-_LEAST_WEIGHT = 1e-4
+LEAST_WEIGHT = 1e-4
 """Tokens this much less likely than the best do not enter the race: they would hardly ever win it."""
 
 
@@ -108,26 +108,85 @@ def grow_by_levels(
 
     All their children are candidates; those that most likely survive are kept.
     """
-    tree = _Growing(source)
-    paths: dict[int, Path] = {ROOT: ()}
-    survival: dict[int, float] = {ROOT: 1.0}
-    level = [ROOT]
-    for depth in range(1, budget.max_depth + 1 if budget.max_rows > 0 else 1):
-        found = expand([paths[node] for node in level])
+    growing = Growth(context, budget, shape=shape, width=width, source=source)
+    while growing.level:
+        found = expand([growing.path(node) for node in growing.level])
+        position = growing.position
+        growing.add([children(guesses, context, position=position, shape=shape) for guesses in found])
+    return growing.draft()
+
+
+class Growth:
+    """A tree that grows depth by depth. Several can be grown side by side, one pass for the levels of all of them."""
+
+    def __init__(self, context: Context, budget: Budget, *, shape: Shape, width: int, source: str) -> None:
+        self.context = context
+        self.budget = budget
+        self.shape = shape
+        self.level: list[int] = [ROOT] if budget.max_rows > 0 and budget.max_depth > 0 else []
+        """The nodes whose children are wanted next, all of one depth; none when the tree is grown."""
+        self.depth = 0
+        """Theirs: the root's is 0."""
+        self._width = width
+        self._tree = _Growing(source)
+        self._survival: list[float] = []  # of each node
+
+    @property
+    def position(self) -> int:
+        """Where in the text the children of the level stand."""
+        return len(self.context.tokens) + self.depth
+
+    def token(self, node: int) -> int:
+        """The token of a node; the root's is the last of the text."""
+        return self.context.tokens[-1] if node == ROOT else self._tree.tokens[node]
+
+    def parent(self, node: int) -> int:
+        """The node above."""
+        return self._tree.parents[node]
+
+    def path(self, node: int) -> Path:
+        """The tokens from the first drafted one down to a node."""
+        return tuple(self._tree.tokens[place] for place in self._line(node))
+
+    def best_chain(self) -> Draft:
+        """The path to the best node of the level, as a draft of its own."""
+        line = self._line(self.level[0])
+        confidence = [self._tree.confidence[node] for node in line]
+        return Draft.chain([self._tree.tokens[node] for node in line], confidence=confidence, source=self._tree.source)
+
+    def add(self, found: Sequence[Sequence[Child]]) -> None:
+        """Put the children below the nodes of the level, for each of them some, and go down to the best of these."""
         following: list[int] = []
-        for parent, guesses in zip(level, found, strict=True):
-            for child in children(guesses, context, position=len(context.tokens) + depth - 1, shape=shape):
-                node = tree.add(parent, child)
-                paths[node] = (*paths[parent], child.token)
-                survival[node] = survival[parent] * child.confidence
-                following.append(node)
-        # what is beyond the rows already will not be kept, nor anything below it
-        best = sorted(range(len(tree.tokens)), key=lambda node: -survival[node])[: budget.max_rows]
-        level = sorted(set(following) & set(best), key=lambda node: -survival[node])[:width]
-        if not level:
-            break
-    # a child survives no more often than its parent, who stands before it: with a node its parent is kept
-    return tree.draft().keep(sorted(range(len(tree.tokens)), key=lambda node: -survival[node])[: budget.max_rows])
+        for parent, offered in zip(self.level, found, strict=True):
+            reached = 1.0 if parent == ROOT else self._survival[parent]
+            for child in offered:
+                following.append(self._tree.add(parent, child))
+                self._survival.append(reached * child.confidence)
+        self.depth += 1
+        self.level = []
+        if self.depth < self.budget.max_depth:
+            # behind what is beyond the rows nothing is kept, nor behind the last that is within them
+            going = set(self._best(self.budget.max_rows - 1)).intersection(following)
+            self.level = sorted(going, key=self._rank)[: self._width]
+
+    def draft(self) -> Draft:
+        """The nodes that most likely survive, within the rows."""
+        # a child survives no more often than its parent, who stands before it: with a node its parent is kept
+        return self._tree.draft().keep(self._best(self.budget.max_rows))
+
+    def _best(self, count: int) -> Sequence[int]:
+        nodes = range(len(self._survival))
+        return nodes if len(nodes) <= count else sorted(nodes, key=self._rank)[:count]
+
+    def _rank(self, node: int) -> tuple[float, int]:
+        return -self._survival[node], node
+
+    def _line(self, node: int) -> list[int]:
+        line: list[int] = []
+        while node != ROOT:
+            line.append(node)
+            node = self._tree.parents[node]
+        return line[::-1]
 
 
 def children(guesses: Guesses | None, context: Context, *, position: int, shape: Shape) -> list[Child]:
@@ -148,7 +207,7 @@ def children(guesses: Guesses | None, context: Context, *, position: int, shape:
     with np.errstate(under="ignore"):
         scaled = (log_q - log_q.max()) / np.float32(max(context.temperature, _LEAST_TEMPERATURE))
         weights = filtered_weights(scaled, context.sampling)
-        is_racing = weights >= _LEAST_WEIGHT
+        is_racing = weights >= LEAST_WEIGHT
         ids, totals = ids[is_racing], scaled[is_racing].astype(np.float64)
         if shape.is_coupled:
             totals += gumbel(context.noise, position, ids)

@@ -107,7 +107,14 @@ class Pricing:
         if chosen is None:
             items = zip(sequences, budgets, before, unread, strict=True)
             prospects = [self._prospect(drafter, *item) for item in items]
-            chosen = plan(prospects, base, target=self._cost, drafter=drafter.cost, num_emitting=num_emitting)
+            chosen = plan(
+                prospects,
+                base,
+                target=self._cost,
+                drafter=drafter.cost,
+                num_emitting=num_emitting,
+                is_one_pass=getattr(drafter, "is_one_pass", False),
+            )
             self._held[drafter.name] = _Held(_ids(sequences), chosen, _PLAN_CYCLES if is_alone else 0)
         asked = set(chosen.asked)
         if asked:

@@ -58,12 +58,12 @@ class CpuKernels:
 
     def __init__(self, *, num_threads: int | None = None) -> None:
         most: int = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
-        self._num_threads = min(num_threads or torch.get_num_threads(), most)
-        self._take_threads()
+        self.num_threads = min(num_threads or torch.get_num_threads(), most)
+        self.take_threads(self.num_threads)
 
-    def _take_threads(self) -> None:
-        """Numba counts threads per calling thread."""
-        numba.set_num_threads(self._num_threads)
+    def take_threads(self, count: int) -> None:
+        """Compute with so many threads from here on: numba counts them per calling thread."""
+        numba.set_num_threads(count)
 
     def linear(self, weight: Tensor, bias: Tensor | None = None, *, weights: WeightType = "fp32") -> PackedLinear:
         """Pack a weight [outputs, inputs]."""
@@ -98,9 +98,9 @@ class CpuKernels:
 
     def start(self, rows: Rows, cache: Cache, shape: BodyShape) -> CpuPass:
         """Begin a pass."""
-        self._take_threads()
+        self.take_threads(self.num_threads)
         padded = self.padded_rows(len(rows.token_ids))
-        return CpuPass(rows, cache, shape, num_padded=padded, num_threads=self._num_threads)
+        return CpuPass(rows, cache, shape, num_padded=padded, num_threads=self.num_threads)
 
     def logits(self, head: PackedLinear, hidden: Floats, wanted: NDArray[np.int64]) -> Floats:
         """The logits [N, vocabulary] of the rows of hidden [rows, features] that are wanted."""
