@@ -97,7 +97,11 @@ class AheadDrafter(Drafter, Protocol):
 
 
 class FeatureDrafter(Drafter, Protocol):
-    """A drafter that guesses from hidden states of the target. Where they cannot be shown, it is left out."""
+    """A drafter that guesses from hidden states of the target. Where they cannot be shown, it is left out.
+
+    One that reads them on a device, where they stay, says so by `reads_on_device = True`: it is given `ShownRows`
+    (kernels/interface.py) instead of numbers.
+    """
 
     feature_layers: tuple[int, ...]
     """Those that it wants to see, in this order: n is the residual stream after the first n layers (0: the embedding),

@@ -85,6 +85,21 @@ class Decoder:
         self._head = kernels.linear(head, weights="int8" if int8_output else kernels.output_weights)
 
     @property
+    def embedding(self) -> Array:
+        """The embedding's table [vocabulary, hidden], as the kernels hold it."""
+        return self._embedding
+
+    @property
+    def output(self) -> PackedLinear:
+        """The output layer."""
+        return self._head
+
+    @property
+    def rotary(self) -> tuple[Array, Array]:
+        """Cos and sin of every position, [positions, head_dim / 2]."""
+        return self._cos, self._sin
+
+    @property
     def num_bytes(self) -> int:
         """Memory of all weights as they are packed: layers, embedding and output layer."""
         layers = sum(layer.num_bytes for layer in self._layers)
