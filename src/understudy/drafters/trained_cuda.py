@@ -5,8 +5,9 @@
     propose         one launch: new hidden states become context, all guesses are drawn, each with a rival
     target's pass   names the guesses by their places: it is on its way before anybody has seen one
 
-Its state is lengths, as the target's is: keys and values of the positions that were shown, in pages of its own. Positions
-that were never shown are not attended to. The rows that guess lie behind them and are overwritten by the next context.
+Its state is lengths, as the target's is: keys and values of the positions that were shown, in pages of its own.
+Positions that were never shown are not attended to. The rows that guess lie behind them and are overwritten by the next
+context.
 
 Where one text is served alone the draft is launched as soon as its words are known, before anybody has asked: the host
 plans the next pass while the device guesses.
@@ -18,7 +19,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, cast
 
 from understudy.control.cost import CostModel, Load
 from understudy.core.dice import Dice
@@ -26,6 +27,7 @@ from understudy.core.draft import EMPTY, Draft
 from understudy.drafters.base import Budget, Context
 from understudy.drafters.tree import Shape
 from understudy.errors import ModelError
+from understudy.kernels.cuda import CudaKernels
 from understudy.kernels.cuda_blocks import MOST_CONTEXT, BlockLaunched, BlockPasses, BlockWork
 from understudy.kernels.interface import ShownRows
 from understudy.kv.pool import BlockPool
@@ -34,7 +36,6 @@ from understudy.models.decoder import Decoder
 from understudy.models.heads.block import BlockHead
 from understudy.models.heads.block_on_device import BlockOnDevice
 from understudy.models.heads.files import TrainedHead
-from understudy.runtime.runner import Runner
 
 _MOST_TOKENS = 1 << 18
 """Room of a draft's cache, in tokens of all texts: two gigabytes for two layers of an 8B shape."""
@@ -285,9 +286,15 @@ class DraftFacts:
     is_coupled: bool
 
 
+class HasBlocks(Protocol):
+    """A runner, as far as a draft must know it."""
+
+    num_blocks: int
+
+
 def make_trained_drafter_on_device(
     trained: TrainedHead,
-    target_runner: Runner,
+    target_runner: HasBlocks,
     target_decoder: Decoder,
     *,
     shape: Shape,
@@ -298,7 +305,7 @@ def make_trained_drafter_on_device(
     A `shape` with more than one child gives each guess a rival. Every feature layer must be shown by the runner.
     """
     spec, head = trained.spec, trained.head
-    kernels = target_decoder.kernels
+    kernels = cast(CudaKernels, target_decoder.kernels)
     if not isinstance(head, BlockHead):
         raise ModelError(f"A draft of kind {spec.kind} does not run on a GPU.", "Use one of kind block.")
     network = BlockOnDevice(head, trained.vocabulary, target_decoder)

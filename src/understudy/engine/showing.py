@@ -53,8 +53,9 @@ def _refusal(drafter: FeatureDrafter, runner: Runner) -> str:
 
 
 def _chosen(features: Any, rows: Items[int], columns: Items[int]) -> NDArray[np.float32] | ShownRows:
-    """Some rows and layers: a copy, which a drafter may keep without keeping the rest of the pass, or on a device where
-    they lie.
+    """Some rows and layers: a copy, which a drafter may keep without keeping the rest of the pass.
+
+    On a device it is told where they lie.
     """
     if not isinstance(features, np.ndarray):
         return ShownRows(features, tuple(rows), tuple(columns))

@@ -1,9 +1,9 @@
 """Passes of a trained draft that guesses a whole block at once: captured once for each size and then replayed.
 
 A pass reads hidden states of the target that are new (the context), and guesses behind the last of them. It goes from
-numbers to words without the host, as passes of a decoder do (cuda_passes.py). What it draws lies where the target's next
-pass can name it: guess k of text b at place k * texts + b, texts rounded up. Rows that are only padding write to a slot
-that nobody reads.
+numbers to words without the host, as passes of a decoder do (cuda_passes.py). What it draws lies where the target's
+next pass can name it: guess k of text b at place k * texts + b, texts rounded up. Rows that are only padding write to a
+slot that nobody reads.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """What the walk over a drafted block needs beside the draw: the bias of the token before, and how sure each guess is.
 
     biased        the logits of one row of each block, plus out[id] . in[token before]
-    sureness      the probability that a guess is right if all before it were: a sigmoid over the row and in[token before]
+    sureness      how likely a guess is right if all before it were: a sigmoid over the row and in[token before]
 
-Tokens are the target's ids, or -1 - n for the word at place n; `places` [vocabulary] says where an id stands among those
-that the draft can guess, or -1: all of these share the last line of `in`. Blocks have the same number of rows each, and
-what is drawn lies step by step: guess k of block b at k * blocks + b.
+Tokens are the target's ids, or -1 - n for the word at place n; `places` [vocabulary] says where an id stands among
+those that the draft can guess, or -1: all of these share the last line of `in`. Blocks have the same number of rows
+each, and what is drawn lies step by step: guess k of block b at k * blocks + b.
 """
 
 from __future__ import annotations

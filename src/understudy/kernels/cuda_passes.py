@@ -38,8 +38,8 @@ _NUM_STAGES = 12
 _LEAST_TEMPERATURE = float(np.finfo(np.float32).tiny)
 
 Compute = Callable[..., Tensor]
-"""A pass over placed rows: the logits of those that are wanted, on the device. Given a `FeatureBuffer` as well, it shows
-hidden states."""
+"""A pass over placed rows: the logits of those that are wanted, on the device. Given a `FeatureBuffer` as well, it
+shows hidden states."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,9 +274,9 @@ class _Stage:
             self._views = {}
         found = self._views.get(captured.size)
         if found is None:
-            cut = cut(self._numbers, captured.shapes)
-            found = {name: view.numpy() for name, view in zip(captured.shapes, cut, strict=True)}
-            how = cuda_sample.DrawnRows.within(cut[0])
+            parts = cut(self._numbers, captured.shapes)
+            found = {name: view.numpy() for name, view in zip(captured.shapes, parts, strict=True)}
+            how = cuda_sample.DrawnRows.within(parts[0])
             found |= {f"how.{part.name}": getattr(how, part.name).numpy() for part in fields(how)}
             self._views[captured.size] = found
         return found
@@ -308,12 +308,12 @@ _PADDING = {"token_ids": 0, "positions": 0, "slots": 0, "group_starts": 0, "grou
 
 def cut(numbers: Tensor, shapes: dict[str, tuple[int, ...]]) -> list[Tensor]:
     """Arrays that lie one after the other."""
-    cut, first = [], 0
+    views, first = [], 0
     for shape in shapes.values():
         count = int(np.prod(shape))
-        cut.append(numbers[first : first + count].view(shape))
+        views.append(numbers[first : first + count].view(shape))
         first += count
-    return cut
+    return views
 
 
 _GREEDY = Dice(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, choice=0)

@@ -165,8 +165,10 @@ class FeaturePasses(Passes, Protocol):
         """Room for hidden states [rows, layers, hidden] in fp32, where they are to lie."""
 
     def launch_showing(self, rows: Rows, dice: Sequence[Dice | None], shown: FeatureBuffer) -> Launched:
-        """As `launch`. `shown` lies in `new_features`. On the host it is full when the pass has landed: its words or
-        logits are there. On a device it is full for whoever launches after this.
+        """As `launch`; `shown` lies in `new_features`.
+
+        On the host it is full when the pass has landed: its words or logits are there. On a device it is full for
+        whoever launches after this.
         """
 
 

@@ -36,7 +36,8 @@ class Answer(NamedTuple):
     rivals: Sequence[int] = ()
     """[places] for whoever only guesses: see `kernels.interface.Drawn`"""
     features: Any = None
-    """Floats, or a tensor on the device if they stay there: [known rows, then the draft's nodes; `Runner.feature_layers`; hidden] if the work wants them"""
+    """[known rows, then the draft's nodes; `Runner.feature_layers`; hidden] if the work wants them: Floats, or a tensor
+    on the device if they stay there"""
 
 
 class Flight:

@@ -47,8 +47,7 @@ class BlockOnDevice:
     """A trained block beside its target, whose embedding, output layer and rotary tables it uses."""
 
     def __init__(self, head: BlockHead, vocabulary: DraftVocabulary, decoder: Decoder) -> None:
-        kernels = decoder.kernels
-        assert isinstance(kernels, CudaKernels)
+        kernels = cast(CudaKernels, decoder.kernels)
         head.requires_grad_(requires_grad=False)
         spec = head.spec
         self.num_tokens = spec.num_tokens
