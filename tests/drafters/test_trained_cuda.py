@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -40,7 +41,11 @@ COST = CostModel({1: 1.0, 2: 1.0, 32: 1.0})
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
-    loaded = load_model(write_tiny_model(tmp_path_factory.mktemp("tiny"), num_hidden_layers=1))
+    return target_in(tmp_path_factory.mktemp("tiny"), num_layers=1)
+
+
+def target_in(folder: Path, *, num_layers: int) -> Target:
+    loaded = load_model(write_tiny_model(folder, num_hidden_layers=num_layers))
     kernels = CudaKernels(device=DEVICE.type, dtype=DTYPE)
     decoder = Decoder(loaded.config, loaded.tensors, kernels, weights=kernels.output_weights)
     return Target(decoder, loaded.tokenizer, kernels.page_tokens, loaded.name, loaded.source_hash, None, True)
@@ -137,6 +142,19 @@ def test_drafts_for_one_text_begin_before_anybody_asks(target: Target) -> None:
     _, (facts,) = answers(engine, streams=1, prompts=PROMPTS[:1])
     assert len(launches) == len(set(launches)), "no draft was launched twice"
     assert facts.counts.accepted > 0
+
+
+def test_eagle_leaves_the_words_alone(tmp_path: Path) -> None:
+    """An untrained one, mostly wrong: rows that it drafted are overwritten by true ones."""
+    target = target_in(tmp_path, num_layers=3)
+    spec = tiny_spec("eagle", target.decoder.config)
+    vocabulary = DraftVocabulary(torch.arange(7, 7 + 5 * spec.num_draft_ids, 5), target.decoder.config.vocab_size)
+    engine, drafter = engine_of(target, TrainedHead(spec, new_head(spec, seed=1), vocabulary, {}))
+    assert drafter.name == "eagle"
+    plain = build_engine(target, EngineConfig(drafters=(), kv_tokens=2048), cost=COST)
+    (expected, _), (said, facts) = (answers(one, streams=2, prompts=PROMPTS[:2]) for one in (plain, engine))
+    assert said == expected
+    assert sum(one.counts.drafted for one in facts) > 0
 
 
 def test_kinds_that_it_cannot_run_are_refused(target: Target) -> None:

@@ -35,6 +35,8 @@ from understudy.kv.sequence import SequenceCache
 from understudy.models.decoder import Decoder
 from understudy.models.heads.block import BlockHead
 from understudy.models.heads.block_on_device import BlockOnDevice
+from understudy.models.heads.eagle import EagleHead
+from understudy.models.heads.eagle_on_device import EagleOnDevice
 from understudy.models.heads.files import TrainedHead
 
 _MOST_TOKENS = 1 << 18
@@ -57,6 +59,8 @@ class _Text:
     """Where the next position that it will be shown stands, if none is left out."""
     pending: list[tuple[int, Any]] = field(default_factory=list)
     """Hidden states that were shown and not read: the first position, and states [rows, layers, hidden]"""
+    last: tuple[int, Any] | None = None
+    """The last of those that were read"""
 
     @property
     def num_pending(self) -> int:
@@ -73,7 +77,14 @@ class _Text:
                 self.pending.insert(0, (first + count, states[count:]))
             positions += range(first, first + count)
             taken.append(states[:count])
+            self.last = first + count - 1, states[count - 1 : count]
         return positions, taken
+
+    def go_back(self) -> None:
+        """Let the last position that was read be read again: guesses begin from it."""
+        if not self.pending and self.last is not None:
+            self.pending.append(self.last)
+            self.cache.length = max(0, self.cache.length - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +213,7 @@ class DeviceHeadDrafter:
         features: list[Any] = []
         served: list[tuple[Context, _Text, int]] = []
         for context, text in zip(contexts, batch, strict=True):
+            text.go_back()
             num_pending, cache = text.num_pending, text.cache
             if not self._reserve(text, num_pending + self._passes.rows_each, batch):
                 continue
@@ -214,8 +226,7 @@ class DeviceHeadDrafter:
                     context_slots=slots[:num_pending],
                     context_tokens=[context.tokens[position + 1] for position in positions],
                     blocks=cache.blocks,
-                    row_slots=slots[num_pending:],
-                    num_keys=cache.length + num_pending + self._passes.rows_each,
+                    **self._rows(len(context.tokens), cache.length + num_pending, slots[num_pending:]),
                     token=context.tokens[-1],
                     position=len(context.tokens) - 1,
                     dice=_dice(context) if self._facts.is_coupled else None,
@@ -228,9 +239,16 @@ class DeviceHeadDrafter:
         launched = self._passes.launch(works, features)
         for _, text, count in served:
             text.cache.length += count
-        keys = sum(work.num_keys for work in works)
+        keys = sum(max(work.row_keys) for work in works)
         numbered = tuple((context.sequence_id, len(context.tokens)) for context, _, _ in served)
         return _Flight(launched, numbered, launched_s, Load(len(works), keys, keys))
+
+    def _rows(self, length: int, num_held: int, slots: list[int]) -> dict[str, list[int]]:
+        """Slots, positions and keys of the rows that guess behind a text.
+
+        `num_held` keys are in its cache then, and `slots` are the next ones.
+        """
+        raise NotImplementedError
 
     def _read(self, text: _Text, context: Context) -> None:
         """Read what is pending of a text, as far as one pass goes; where there is no room it is never read."""
@@ -274,6 +292,30 @@ class DeviceBlockDrafter(DeviceHeadDrafter):
 
     name: ClassVar[str] = "block"
 
+    def _rows(self, length: int, num_held: int, slots: list[int]) -> dict[str, list[int]]:
+        """All rows see the context and each other; the first one holds the last token."""
+        count = len(slots)
+        return {
+            "row_slots": slots,
+            "row_positions": list(range(length - 1, length - 1 + count)),
+            "row_keys": [num_held + count] * count,
+        }
+
+
+class DeviceEagleDrafter(DeviceHeadDrafter):
+    """Eagle: one layer, again for every guess, all in one launch."""
+
+    name: ClassVar[str] = "eagle"
+
+    def _rows(self, length: int, num_held: int, slots: list[int]) -> dict[str, list[int]]:
+        """The first guess comes from the last row of the context; each further row sees those before it."""
+        count = len(slots)
+        return {
+            "row_slots": [slots[0], *slots[: count - 1]],
+            "row_positions": list(range(length - 2, length - 2 + count)),
+            "row_keys": list(range(num_held, num_held + count)),
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class DraftFacts:
@@ -306,9 +348,14 @@ def make_trained_drafter_on_device(
     """
     spec, head = trained.spec, trained.head
     kernels = cast(CudaKernels, target_decoder.kernels)
-    if not isinstance(head, BlockHead):
-        raise ModelError(f"A draft of kind {spec.kind} does not run on a GPU.", "Use one of kind block.")
-    network = BlockOnDevice(head, trained.vocabulary, target_decoder)
+    network: BlockOnDevice | EagleOnDevice
+    drafter: type[DeviceHeadDrafter]
+    if isinstance(head, BlockHead):
+        network, drafter = BlockOnDevice(head, trained.vocabulary, target_decoder), DeviceBlockDrafter
+    elif isinstance(head, EagleHead):
+        network, drafter = EagleOnDevice(head, trained.vocabulary, target_decoder), DeviceEagleDrafter
+    else:
+        raise ModelError(f"A draft of kind {spec.kind} does not run on a GPU.", "Use one of kind block or eagle.")
     num_blocks = min(target_runner.num_blocks, -(-_MOST_TOKENS // kernels.page_tokens))
     cache = network.new_cache(num_blocks)
     passes = BlockPasses(
@@ -320,6 +367,7 @@ def make_trained_drafter_on_device(
         most_positions=spec.target.max_positions,
         scratch_slot=cache.scratch_slot,
         use_graphs=kernels.use_graphs,
+        by_steps=network.by_steps,
     )
     facts = DraftFacts(
         feature_layers=spec.feature_layers,
@@ -329,7 +377,7 @@ def make_trained_drafter_on_device(
         is_coupled=shape.is_coupled,
     )
     cost = cost or measure_blocks(passes, num_blocks=num_blocks, scratch_slot=cache.scratch_slot)
-    return DeviceBlockDrafter(passes, BlockPool(num_blocks), facts, cost=cost)
+    return drafter(passes, BlockPool(num_blocks), facts, cost=cost)
 
 
 def measure_blocks(passes: BlockPasses, *, num_blocks: int, scratch_slot: int) -> CostModel:
@@ -346,7 +394,8 @@ def measure_blocks(passes: BlockPasses, *, num_blocks: int, scratch_slot: int) -
             context_tokens=[0] * 2,
             blocks=[0] * -(-context // 32),
             row_slots=[scratch_slot] * passes.rows_each,
-            num_keys=context,
+            row_positions=[1] * passes.rows_each,
+            row_keys=[context] * passes.rows_each,
             position=1,
         )
         shown = passes.features[: 2 * num_texts].clone()

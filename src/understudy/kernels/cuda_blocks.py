@@ -45,10 +45,12 @@ class BlockWork:
     """Of its cache: the context of the pass and, behind it, the rows that guess, have room there"""
     row_slots: Sequence[int] = ()
     """Where the rows that guess lie; empty if nothing is to be guessed"""
-    num_keys: int = 0
-    """All that a row sees: the context so far, that of this pass, and the rows that guess"""
+    row_positions: Sequence[int] = ()
+    """What they are turned by"""
+    row_keys: Sequence[int] = ()
+    """How many keys each of them sees, from the first one of the text's cache on"""
     token: int = 0
-    """The last token of the text"""
+    """The last token of the text; the first guess is about the one that follows"""
     position: int = 0
     """Where it stands"""
     dice: Dice | None = None
@@ -62,6 +64,8 @@ class BlockSize:
     rows_each: int
     context: int
     keys: int
+    draws: bool
+    """Whether any text has a temperature above 0"""
 
     @property
     def rows(self) -> int:
@@ -79,6 +83,7 @@ class BlockSize:
             "how": (cuda_sample.INTS_PER_ROW * self.rows,),
             "tokens": (self.texts,),
             "context_tokens": (self.context,),
+            "last_rows": (self.texts,),
             "positions": (self.rows + self.context,),
             "slots": (self.rows + self.context,),
             "tables": (self.texts, self.keys // PAGE),
@@ -100,6 +105,8 @@ class PlacedBlocks:
     """[texts] int32"""
     context_tokens: Tensor
     """[context] int32"""
+    last_rows: Tensor
+    """[texts] int32, which row of the context is the last of each text"""
     rows: PlacedRows
     """Positions and slots of the rows that guess, then of the context; what the former see"""
     how: cuda_sample.DrawnRows
@@ -126,9 +133,14 @@ class BlockPasses:
         most_positions: int,
         scratch_slot: int,
         use_graphs: bool,
+        by_steps: bool = False,
     ) -> None:
-        """`feature_shape` is [layers, hidden]; `scratch_slot` a slot of the draft's cache that no text owns."""
+        """`feature_shape` is [layers, hidden]; `scratch_slot` a slot of the draft's cache that no text owns.
+
+        Rows that guess lie text by text, or step by step.
+        """
         self.compute = compute
+        self.by_steps = by_steps
         self.rows_each = rows_each
         self.most_texts = 1
         while 2 * self.most_texts <= min(MOST_TEXTS, MOST_PLACES // rows_each):
@@ -142,8 +154,8 @@ class BlockPasses:
         self.device = device
         self.use_graphs = use_graphs
         self.pool = torch.cuda.graph_pool_handle() if use_graphs else None
-        self._most_positions = most_positions
-        self._scratch_slot = scratch_slot
+        self.most_positions = most_positions
+        self.scratch_slot = scratch_slot
         self._captured: dict[BlockSize, _Captured] = {}
         self._stages = [_Stage(device) for _ in range(_NUM_STAGES)]
         self._num_launched = 0
@@ -155,7 +167,8 @@ class BlockPasses:
             texts=rounded(max(1, sum(bool(work.row_slots) for work in works))),
             rows_each=self.rows_each,
             context=next(count for count in _CONTEXTS if count >= num_context),
-            keys=rounded(max((work.num_keys for work in works), default=1) or 1, _LEAST_KEYS),
+            keys=rounded(max(max(work.row_keys, default=1) for work in works), _LEAST_KEYS),
+            draws=any(work.dice is not None and work.dice.temperature > 0.0 for work in works),
         )
 
     def launch(self, works: Sequence[BlockWork], features: Sequence[Tensor]) -> BlockLaunched:
@@ -171,7 +184,7 @@ class BlockPasses:
             captured = self._captured[size] = _Captured(size, self)
         stage = self._stages[self._num_launched % _NUM_STAGES]
         self._num_launched += 1
-        stage.fill(captured, works, most_positions=self._most_positions, scratch_slot=self._scratch_slot)
+        stage.fill(captured, works, self)
         captured.run()
         stage.fetch(self.drawn)
         return BlockLaunched(stage, size)
@@ -188,7 +201,7 @@ class _Captured:
         views = dict(zip(self.shapes, cut(self.numbers, self.shapes), strict=True))
         nothing = torch.zeros(0, dtype=torch.int32, device=passes.device)
         how = cuda_sample.DrawnRows.within(views.pop("how"))
-        tokens, context_tokens = views.pop("tokens"), views.pop("context_tokens")
+        tokens, context_tokens, last_rows = (views.pop(name) for name in ("tokens", "context_tokens", "last_rows"))
         rows = PlacedRows(
             **views,
             token_ids=nothing,
@@ -198,7 +211,7 @@ class _Captured:
             most_keys=size.keys,
         )
         features = passes.features[: size.context]
-        self._placed = PlacedBlocks(size, features, tokens, context_tokens, rows, how, passes.drawn)
+        self._placed = PlacedBlocks(size, features, tokens, context_tokens, last_rows, rows, how, passes.drawn)
         self._passes = passes
         self._is_new = True
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -232,40 +245,47 @@ class _Stage:
         self.rivals: NDArray[np.int32] = self._drawn[2].numpy()
         self._arrived = torch.cuda.Event() if self._is_pinned else None  # type: ignore[no-untyped-call]
 
-    def fill(self, captured: _Captured, works: Sequence[BlockWork], *, most_positions: int, scratch_slot: int) -> None:
+    def fill(self, captured: _Captured, works: Sequence[BlockWork], passes: BlockPasses) -> None:
         """Write a pass's numbers down, padded, and send them off."""
         self.wait()  # what was sent from here before has arrived
         size, to = captured.size, self._arrays(captured)
-        each, steps = size.rows_each, np.arange(size.rows_each)
-        to["positions"][:] = 0
-        to["slots"][:] = scratch_slot
-        to["tokens"][:] = 0
-        to["context_tokens"][:] = 0
-        to["group_tables"][:] = 0
+        for name in ("positions", "tokens", "context_tokens", "last_rows", "group_tables", "prefix_lens"):
+            to[name][:] = 0
+        to["slots"][:] = passes.scratch_slot
         guessing = [work for work in works if work.row_slots]
-        starts = to["group_starts"]
+        starts, each = to["group_starts"], size.rows_each
+        shape = (each, size.texts) if passes.by_steps else (size.texts, each)
+        rows = {name: to[name][: size.rows].reshape(shape) for name in ("positions", "slots", "prefix_lens")}
+        if passes.by_steps:
+            rows = {name: array.T for name, array in rows.items()}
         for index, work in enumerate(guessing):
-            rows = slice(index * each, (index + 1) * each)
             to["tokens"][index] = work.token
-            to["positions"][rows] = np.minimum(work.position + steps, most_positions - 1)
-            to["slots"][rows] = work.row_slots
+            rows["positions"][index] = np.minimum(work.row_positions, passes.most_positions - 1)
+            rows["slots"][index] = work.row_slots
+            rows["prefix_lens"][index] = work.row_keys
             to["tables"][index, : len(work.blocks)] = work.blocks
-            to["prefix_lens"][rows] = work.num_keys
             groups = slice(index * size.groups_each, (index + 1) * size.groups_each)
             starts[groups] = index * each + GROUP_ROWS * np.arange(size.groups_each)
             to["group_tables"][groups] = index
         starts[len(guessing) * size.groups_each :] = len(guessing) * each  # what is padded belongs to no group
-        at = size.rows
-        for work in works:
-            count = len(work.context_slots)
-            to["positions"][at : at + count] = work.context_positions
-            to["slots"][at : at + count] = work.context_slots
-            to["context_tokens"][at - size.rows : at - size.rows + count] = work.context_tokens
-            at += count
+        self._write_context(to, works, size)
         dice = [work.dice for work in guessing] + [None] * (size.texts - len(guessing))
-        places = [work.position + 1 for work in guessing] + [0] * (size.texts - len(guessing))
-        write_dice(to, dice * each, (np.array(places, np.int32) + steps[:, None]).ravel())
+        first = [work.position + 1 for work in guessing] + [0] * (size.texts - len(guessing))
+        write_dice(to, dice * each, (np.array(first, np.int32) + np.arange(each)[:, None]).ravel())
         captured.numbers.copy_(self._numbers[: captured.num_numbers], non_blocking=True)
+
+    def _write_context(self, to: dict[str, NDArray[Any]], works: Sequence[BlockWork], size: BlockSize) -> None:
+        """Write where the rows of the context stand, and which of them is the last of each text."""
+        at, text = 0, 0
+        for work in works:
+            last = at + len(work.context_slots)
+            to["positions"][size.rows + at : size.rows + last] = work.context_positions
+            to["slots"][size.rows + at : size.rows + last] = work.context_slots
+            to["context_tokens"][at:last] = work.context_tokens
+            at = last
+            if work.row_slots:
+                to["last_rows"][text] = max(0, last - 1)
+                text += 1
 
     def fetch(self, drawn: Tensor) -> None:
         """Send the words back when they are there."""

@@ -117,6 +117,7 @@ class DrawScratch:
 def draw(
     logits: Tensor, how: DrawnRows, *, words: Tensor, sureness: Tensor, rivals: Tensor, scratch: DrawScratch,
     num_sayable: int | None = None, ids: Tensor | None = None,
+    is_greedy: bool = False,
 ) -> None:  # fmt: skip
     """Write one word for each row of logits [rows, vocabulary] to words, int32, and to sureness, fp32, how sure it is.
 
@@ -125,7 +126,7 @@ def draw(
     none. Of the vocabulary only the first num_sayable take part.
 
     `ids`, int32 [vocabulary] and rising, are the target's tokens that a draft's own, smaller vocabulary stands for:
-    noise is theirs, and they are what is written.
+    noise is theirs, and they are what is written. `is_greedy`: no temperature is looked at.
     """
     num_rows, num_columns = logits.shape
     num_sayable = num_columns if num_sayable is None else num_sayable
@@ -145,6 +146,8 @@ def draw(
         scratch.rival_highs, scratch.rivals, scratch.counters, ids, stride, num_sayable, num_chunks, chunk=CHUNK,
         merged=merged, **launch_options(4, 1),
     )  # fmt: skip
+    if is_greedy:
+        return
     find_floors[(num_rows,)](
         logits, how.temperatures, how.top_ks, how.top_ps, how.min_ps, scratch.bests, scratch.score_floors,
         scratch.weight_floors, scratch.shortlists, stride, num_sayable, block=BLOCK, shortlist=SHORTLIST,

@@ -13,38 +13,25 @@ weights that make them also make those of the rows, so both go through one produ
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import cast
 
 import torch
 from torch import Tensor
 
-from understudy.kernels import cuda_attention, cuda_ops, cuda_sample
+from understudy.kernels import cuda_ops, cuda_sample
 from understudy.kernels.cuda import CudaCache, CudaKernels
 from understudy.kernels.cuda_blocks import MOST_TEXTS, PlacedBlocks
-from understudy.kernels.cuda_linear import GatedLinear, Linear
 from understudy.kernels.cuda_markov import Markov
 from understudy.models.decoder import Decoder
 from understudy.models.heads.block import BlockHead, BlockLayer
 from understudy.models.heads.draft_vocabulary import DraftVocabulary
-
-
-@dataclass(frozen=True, slots=True)
-class _Layer:
-    attention_norm: Tensor
-    qkv: Linear
-    out: Linear
-    feed_forward_norm: Tensor
-    gate_up: GatedLinear
-    down: Linear
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(part.num_bytes for part in (self.qkv, self.out, self.gate_up, self.down))
+from understudy.models.heads.parts_on_device import HeadLayer, HeadParts, summed
 
 
 class BlockOnDevice:
     """A trained block beside its target, whose embedding, output layer and rotary tables it uses."""
+
+    by_steps = False
 
     def __init__(self, head: BlockHead, vocabulary: DraftVocabulary, decoder: Decoder) -> None:
         kernels = cast(CudaKernels, decoder.kernels)
@@ -52,75 +39,51 @@ class BlockOnDevice:
         spec = head.spec
         self.num_tokens = spec.num_tokens
         self._spec = spec
-        self._eps = spec.target.rms_norm_eps
-        self._kernels = kernels
+        self._parts = parts = HeadParts(kernels, spec.target)
         self._embedding: Tensor = decoder.embedding
-        self._cos, self._sin = decoder.rotary
-        self._ones = kernels.numbers(torch.ones(spec.target.hidden_size))
-        self._fusion = self._packed(_fusion_weight(head))
+        self._rotary = decoder.rotary
+        self._fusion = parts.fusion(head.fusion)
         self._context_norm = kernels.numbers(head.context_norm.weight)
         self._masks = kernels.numbers(head.mask_embeddings)
         self._layers = [self._layer(cast(BlockLayer, layer)) for layer in head.layers]
         self._output_norm = kernels.numbers(head.output_norm.weight)
-        output = cast(Linear, decoder.output)
-        ids = vocabulary.ids.to(kernels.device)
-        self._output = self._packed(output.weight[ids, : output.num_inputs])
-        self._ids = ids.to(torch.int32)
+        self._output = parts.output(decoder, vocabulary)
+        self._ids = vocabulary.ids.to(kernels.device, torch.int32)
         self._markov = _markov(head, vocabulary, kernels)
-        self._scratch = cuda_sample.DrawScratch.new(MOST_TEXTS, num_sayable=len(ids), device=kernels.device)
+        self._scratch = cuda_sample.DrawScratch.new(MOST_TEXTS, num_sayable=len(vocabulary), device=kernels.device)
 
     @property
     def num_bytes(self) -> int:
         """What every pass reads of the weights."""
-        around = self._fusion.num_bytes + self._output.num_bytes + self._markov.out.nbytes
+        around = self._fusion.linear.num_bytes + self._output.num_bytes + self._markov.out.nbytes
         return around + sum(layer.num_bytes for layer in self._layers)
 
     def new_cache(self, num_blocks: int) -> CudaCache:
         """Make room for keys and values of the context, and of the rows that guess."""
-        target = self._spec.target
-        return self._kernels.cache(
-            num_layers=self._spec.num_layers,
-            num_blocks=num_blocks,
-            num_kv_heads=target.num_kv_heads,
-            dim=target.head_dim,
-        )
+        return self._parts.new_cache(num_blocks, num_layers=self._spec.num_layers)
 
     def compute(self, blocks: PlacedBlocks, cache: CudaCache) -> None:
         """A pass. Nothing here waits for the GPU, so a graph can hold all of it."""
         hidden = self._rows(blocks, cache)  # [texts * N, hidden]
-        parts = self._output(hidden)
-        logits = parts[0] if parts.shape[0] == 1 else parts.sum(0)
+        logits = summed(self._output(hidden))
         shape = blocks.size.texts, blocks.size.rows_each, -1
         self._walk(blocks, logits.view(shape), hidden.view(shape))
 
     def _rows(self, blocks: PlacedBlocks, cache: CudaCache) -> Tensor:
-        rows, size, target = blocks.rows, blocks.size, self._spec.target
-        context = self._context(blocks.features)
+        rows, size, parts = blocks.rows, blocks.size, self._parts
+        fused = self._fusion(blocks.features)
+        nothing = torch.zeros(fused.shape[1:], dtype=torch.float32, device=fused.device)
+        context = parts.normed(nothing, fused, self._context_norm)
         x = self._masks.repeat(size.texts, 1)
         taken = cuda_ops.take_rows(self._embedding, blocks.tokens, dtype=torch.float32, words=rows.words)
         x.view(size.texts, size.rows_each, -1)[:, 0] += taken
         delta: Tensor | None = None
         for index, layer in enumerate(self._layers):
-            normed = self._normed(x, delta, layer.attention_norm)
-            keys, values = cache.keys[index], cache.values[index]
-            queries = cuda_ops.rotate_and_store(
-                layer.qkv(torch.cat([normed, context])), rows, self._cos, self._sin, keys, values,
-                num_heads=target.num_heads, head_norms=None, eps=self._eps,
-            )  # fmt: skip
-            attended = cuda_attention.attend(
-                queries[: size.rows], keys, values, rows, counters=self._kernels.counters
-            )  # fmt: skip
-            delta = layer.out(attended.flatten(1))
-            delta = layer.down(layer.gate_up(self._normed(x, delta, layer.feed_forward_norm)))
-        return self._normed(x, delta, self._output_norm)
-
-    def _context(self, features: Tensor) -> Tensor:
-        """Features [rows, layers, hidden] -> what layers make keys and values of, [rows, hidden]."""
-        num_rows, num_layers, num_features = features.shape
-        normed = self._normed(features.view(-1, num_features), None, self._ones)
-        parts = self._fusion(normed.view(num_rows, num_layers * num_features))
-        nothing = torch.zeros((num_rows, num_features), dtype=torch.float32, device=features.device)
-        return self._normed(nothing, parts, self._context_norm)
+            joined = torch.cat([parts.normed(x, delta, layer.attention_norm), context])
+            queries = parts.store(layer, joined, rows, cache, index, self._rotary)
+            delta = layer.out(parts.attend(queries[: size.rows], rows, cache, index))
+            delta = layer.feed_forward(parts.normed(x, delta, layer.feed_forward_norm))
+        return parts.normed(x, delta, self._output_norm)
 
     def _walk(self, blocks: PlacedBlocks, logits: Tensor, hidden: Tensor) -> None:
         """Guess after guess: each from its row and the one before."""
@@ -136,36 +99,16 @@ class BlockOnDevice:
                 rivals=rivals[step],
                 scratch=self._scratch,
                 ids=self._ids,
+                is_greedy=not size.draws,
             )
             before = words[step]
         self._markov.judge(
             hidden, blocks.tokens, words.view(-1), sureness.view(-1).view(torch.float32), words=blocks.rows.words
         )
 
-    def _normed(self, x: Tensor, delta: Tensor | None, weight: Tensor) -> Tensor:
-        """x += delta; returns its norm."""
-        return cuda_ops.add_rms_norm(x, delta, weight, self._eps, dtype=self._kernels.dtype)
-
-    def _packed(self, weight: Tensor) -> Linear:
-        return self._kernels.linear(weight.detach(), weights=self._kernels.output_weights)
-
-    def _layer(self, layer: BlockLayer) -> _Layer:
-        attention, feed_forward, numbers = layer.attention, layer.feed_forward, self._kernels.numbers
-        gate, up = feed_forward.gate.weight.detach(), feed_forward.up.weight.detach()
-        return _Layer(
-            attention_norm=numbers(layer.attention_norm.weight),
-            qkv=self._packed(torch.cat([attention.q.weight, attention.k.weight, attention.v.weight])),
-            out=self._packed(attention.o.weight),
-            feed_forward_norm=numbers(layer.feed_forward_norm.weight),
-            gate_up=self._kernels.gated_linear(gate, up, weights=self._kernels.output_weights),
-            down=self._packed(feed_forward.down.weight),
-        )
-
-
-def _fusion_weight(head: BlockHead) -> Tensor:
-    """The fusing matrix with the features' norms in its columns."""
-    weights = torch.cat([cast(Tensor, norm.weight) for norm in head.fusion.norms])
-    return head.fusion.linear.weight.float() * weights.float()
+    def _layer(self, layer: BlockLayer) -> HeadLayer:
+        norms = layer.attention_norm.weight, layer.feed_forward_norm.weight
+        return self._parts.layer(layer.attention, layer.feed_forward, norms)
 
 
 def _markov(head: BlockHead, vocabulary: DraftVocabulary, kernels: CudaKernels) -> Markov:
