@@ -1,13 +1,14 @@
 """The engine on a GPU: speed, and whether every way to the same words leads to the same words.
 
     PYTHONPATH=src python benchmarks/gpu_engine.py speed [--widen 8b] [--twin 0.1] [--streams 1,8,32] [--json OUT]
+    PYTHONPATH=src python benchmarks/gpu_engine.py speed [--widen 8b] --draft FOLDER --depths 7 [--streams 1,8]
     PYTHONPATH=src python benchmarks/gpu_engine.py exact [--widen 8b] [--twin 0.1] [--json OUT]
     PYTHONPATH=src python benchmarks/gpu_engine.py cycle [--widen 8b] [--json OUT]
 
 Several of them, with commas between, share one loading.
 
-speed   tokens/s with so many texts at once, plain and with a draft model (the model itself with noise), by class; all
-        texts of a measurement begin together, and reading their prompts is in the time
+speed   tokens/s with so many texts at once, plain and with a draft model (the model itself with noise) or a trained
+        draft, by class; all texts of a measurement begin together, and reading their prompts is in the time
 exact   drafters x streams x prefix cache x temperatures against plain decoding alone: all token sequences must be equal
 cycle   milliseconds of a pass against rows and streams
 """

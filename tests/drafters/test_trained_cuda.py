@@ -19,10 +19,12 @@ from understudy.assembly import Target, build_engine
 from understudy.config import EngineConfig
 from understudy.control.cost import CostModel
 from understudy.core.request import Facts, Request, SamplingParams, Speculation
+from understudy.drafters import trained_cuda
 from understudy.drafters.trained_cuda import DeviceHeadDrafter, make_trained_drafter_on_device
 from understudy.drafters.tree import Shape
 from understudy.engine.engine import Engine
 from understudy.errors import ModelError
+from understudy.kernels import cuda_blocks
 from understudy.kernels.cuda import CudaKernels
 from understudy.kv.pool import BlockPool
 from understudy.models.decoder import Decoder
@@ -163,3 +165,12 @@ def test_kinds_that_it_cannot_run_are_refused(target: Target) -> None:
     runner = Runner(target.decoder, num_blocks=4, page_tokens=target.page_tokens)
     with pytest.raises(ModelError, match="medusa"):
         make_trained_drafter_on_device(trained, runner, target.decoder, shape=Shape(), cost=COST)
+
+
+def test_what_a_guess_costs_is_measured(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_blocks, "MOST_TEXTS", 2)
+    monkeypatch.setattr(trained_cuda, "_REPEATS", 1)
+    runner = Runner(target.decoder, num_blocks=4, page_tokens=target.page_tokens)
+    drafter = make_trained_drafter_on_device(parrot(target), runner, target.decoder, shape=Shape())
+    assert set(drafter.cost.rows_s) == {1, 2}
+    assert min(drafter.cost.rows_s.values()) > 0.0

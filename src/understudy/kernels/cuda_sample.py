@@ -180,9 +180,7 @@ def _sum_of_weights(highs, sums, highest):
 @triton.jit
 def _named(ids, token):
     """The word that a column of the logits stands for; what stands for none is kept."""
-    if ids is not None:
-        token = tl.where(token >= 0, tl.load(ids + tl.maximum(token, 0)), token)
-    return token
+    return tl.where(token >= 0, tl.load(ids + tl.maximum(token, 0)), token)
 
 
 @triton.jit
@@ -217,11 +215,15 @@ def _find_best(
         total = _sum_of_weights(highs, sums, highest)
         word = tl.min(tl.where(highs == highest, found, _NO_TOKEN), axis=0)
         tl.store(bests + row, highest)
-        tl.store(words + row, _named(ids, tl.where(is_finite(highest), word, _NO_WORD)))
+        said = tl.where(is_finite(highest), word, _NO_WORD)
         tl.store(sureness + row, tl.where(is_finite(highest), 1.0 / total, 0.0))
         second_highs = tl.load(chunk_rival_bests + at_all, mask=is_chunk, other=float("-inf"), cache_modifier=".cg")
         second_words = tl.load(chunk_rivals + at_all, mask=is_chunk, other=_NO_TOKEN, cache_modifier=".cg")
-        tl.store(rivals + row, _named(ids, _rival_of(word, highs, found, second_highs, second_words)))
+        rival = _rival_of(word, highs, found, second_highs, second_words)
+        if ids is not None:
+            said, rival = _named(ids, said), _named(ids, rival)
+        tl.store(words + row, said)
+        tl.store(rivals + row, rival)
 
 
 @triton.jit
@@ -299,7 +301,10 @@ def _race(
             first = tl.max(firsts, axis=0)
             word = tl.min(tl.where(firsts == first, found, _NO_TOKEN), axis=0)
             second = tl.max(tl.where(found == word, seconds, firsts), axis=0)
-            tl.store(words + row, _named(ids, word))
             tl.store(sureness + row, (1.0 - tl.exp(second - first)).to(tl.float32))
             second_words = tl.load(chunk_rivals + at_all, mask=is_chunk, other=_NO_TOKEN, cache_modifier=".cg")
-            tl.store(rivals + row, _named(ids, _rival_of(word, firsts, found, seconds, second_words)))
+            rival = _rival_of(word, firsts, found, seconds, second_words)
+            if ids is not None:
+                word, rival = _named(ids, word), _named(ids, rival)
+            tl.store(words + row, word)
+            tl.store(rivals + row, rival)
