@@ -271,9 +271,7 @@ def _race(
             stays = stays & (weights_of(scores) >= least_weight)
         at = row * num_chunks + index
         if tl.max(stays.to(tl.int32), axis=0) > 0:
-            keyed = tokens
-            if ids is not None:
-                keyed = tl.load(ids + tokens, mask=tokens < num_sayable, other=0)
+            keyed = tokens if ids is None else tl.load(ids + tokens, mask=tokens < num_sayable, other=0)
             u = uniforms(
                 keyed, tl.load(seeds_low + row), tl.load(seeds_high + row), tl.load(positions + row),
                 tl.load(choices + row),
