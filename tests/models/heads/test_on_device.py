@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.kernels.cuda_device import DEVICE, DTYPE, ON_GPU
+from tests.kernels.cuda_device import DEVICE, DTYPE, ON_GPU, PRECISION
 from tests.tiny_heads import tiny_spec
 from tests.tiny_models import write_tiny_model
 from understudy.core.dice import Dice
@@ -27,7 +27,7 @@ from understudy.sampling.noise import NoiseKey, gumbel
 from understudy.train.run import new_head
 
 NUM_TOKENS = 5
-FAR = 0.05
+FAR = 40 * PRECISION
 """How much lower, in fp32, the score of a guess may be than the best: weights and states are rounded here."""
 
 
@@ -148,7 +148,7 @@ def test_guesses_are_the_network_s(rig: Rig, pieces: Sequence[int]) -> None:
         work = rig.work(TOKENS, done, upto, guesses=upto == count)
         launched = rig.passes.launch([work], [features[done:upto].to(DEVICE)])
         done = upto
-    for _ in range(2 if ON_GPU else 1):  # as it is, and replayed
+    for _ in range(3 if ON_GPU else 2):  # as it is, with its last row read again, and that replayed
         guesses = launched.guesses(0, NUM_TOKENS)
         words = [word for word, _, _ in guesses]
         assert set(words) <= set(rig.vocabulary.ids.tolist())
