@@ -20,7 +20,8 @@ from understudy.config import EngineConfig
 from understudy.control.cost import CostModel
 from understudy.core.request import Facts, Request, SamplingParams, Speculation
 from understudy.drafters import trained_cuda
-from understudy.drafters.trained_cuda import DeviceHeadDrafter, make_trained_drafter_on_device
+from understudy.drafters.device_heads import DeviceHeadDrafter
+from understudy.drafters.trained_cuda import make_trained_drafter_on_device
 from understudy.drafters.tree import Shape
 from understudy.engine.engine import Engine
 from understudy.errors import ModelError
