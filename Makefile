@@ -52,7 +52,7 @@ $(CLIENTS)/%/ready: tests/clients/requirements-%.txt
 
 test-gpu: setup ## the GPU's kernels and the engine on them: on a GPU, or small, in Triton's interpreter (minutes)
 	$(BIN)/python -c "import triton" 2> /dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps triton==3.8.0
-	$(BIN)/python -m pytest -n 2 -p no:benchmark tests/kernels tests/engine/test_on_a_device.py tests/models/test_widen.py -k "cuda or device or gpu"
+	$(BIN)/python -m pytest -n 2 -p no:benchmark tests/kernels tests/engine/test_on_a_device.py tests/models/test_widen.py tests/models/heads/test_on_device.py tests/drafters/test_trained_cuda.py -k "cuda or device or gpu"
 
 test-browser: $(VENV)/packages chromium ## the bench's page in a real browser
 	$(BIN)/python -m pytest -m browser

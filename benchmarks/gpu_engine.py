@@ -1,13 +1,14 @@
 """The engine on a GPU: speed, and whether every way to the same words leads to the same words.
 
     PYTHONPATH=src python benchmarks/gpu_engine.py speed [--widen 8b] [--twin 0.1] [--streams 1,8,32] [--json OUT]
+    PYTHONPATH=src python benchmarks/gpu_engine.py speed [--widen 8b] --draft FOLDER --depths 7 [--streams 1,8]
     PYTHONPATH=src python benchmarks/gpu_engine.py exact [--widen 8b] [--twin 0.1] [--json OUT]
     PYTHONPATH=src python benchmarks/gpu_engine.py cycle [--widen 8b] [--json OUT]
 
 Several of them, with commas between, share one loading.
 
-speed   tokens/s with so many texts at once, plain and with a draft model (the model itself with noise), by class; all
-        texts of a measurement begin together, and reading their prompts is in the time
+speed   tokens/s with so many texts at once, plain and with a draft model (the model itself with noise) or a trained
+        draft, by class; all texts of a measurement begin together, and reading their prompts is in the time
 exact   drafters x streams x prefix cache x temperatures against plain decoding alone: all token sequences must be equal
 cycle   milliseconds of a pass against rows and streams
 """
@@ -22,17 +23,22 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from understudy.assembly import Target, build_engine, load_target
+from understudy.assembly import Target, build_engine, built_in_drafters, load_target, make_drafter
 from understudy.bench.prompts import own_prompts
 from understudy.collector import calm_collector
 from understudy.config import EngineConfig
 from understudy.core.events import Cycle, Event
 from understudy.core.request import Request, SamplingParams, Speculation
+from understudy.drafters.base import Drafter
+from understudy.drafters.tree import Shape
 from understudy.engine.engine import Engine
+from understudy.models.heads.files import TrainedHead, load_head
+from understudy.models.heads.widen_head import widen_head
 from understudy.text.chat import render
 
 
@@ -95,11 +101,18 @@ def prompts_of(target: Target, classes: Sequence[str], file: Path | None) -> lis
     return [line for group in itertools.zip_longest(*lists) for line in group if line is not None]
 
 
+_DRAFT_BLOCKS = 2048
+
+
 class Engines:
     """Engines over one target, built once for each setting; a cycle's figures are kept."""
 
-    def __init__(self, target: Target, **settings: Any) -> None:
+    def __init__(
+        self, target: Target, trained: TrainedHead | None = None, *, rivals: bool = True, **settings: Any
+    ) -> None:
         self._target = target
+        self._trained = trained
+        self._shape = Shape(num_children=2 if rivals else 1)
         self._settings = settings
         self._built: dict[Any, Engine] = {}
         self._cycles: list[Cycle] = []
@@ -112,9 +125,23 @@ class Engines:
         """The engine with these drafters."""
         key = drafters, prefix_cache
         if key not in self._built:
-            config = EngineConfig(drafters=drafters, prefix_cache=prefix_cache, **self._settings)
-            self._built[key] = build_engine(self._target, config, emit=self._hear)
+            config = EngineConfig(prefix_cache=prefix_cache, **self._settings)
+            named = [self._drafter(name) for name in drafters]
+            drafters_of = [*built_in_drafters(), *named] if named else []
+            self._built[key] = build_engine(self._target, config, drafters=drafters_of, emit=self._hear)
         return self._built[key]
+
+    def _drafter(self, name: str) -> Drafter:
+        """One drafter; a draft has room for as many tokens as the largest setting measured here needs."""
+        if self._trained is None or name != self._trained.spec.kind:
+            return make_drafter(name, self._target, num_blocks=_DRAFT_BLOCKS)
+        from understudy.drafters.trained_cuda import make_trained_drafter_on_device
+
+        room = SimpleNamespace(num_blocks=_DRAFT_BLOCKS)
+        drafter = make_trained_drafter_on_device(self._trained, room, self._target.decoder, shape=self._shape)
+        guess_ms = {texts: round(1e3 * seconds, 4) for texts, seconds in drafter.cost.rows_s.items()}
+        tell(f"{name}: milliseconds of a guess by texts: {guess_ms}")
+        return drafter
 
     def answer(
         self,
@@ -157,6 +184,8 @@ def speed(target: Target, options: argparse.Namespace) -> list[dict[str, Any]]:
     streams = [int(part) for part in options.streams.split(",")]
     engines = Engines(
         target,
+        options.trained,
+        rivals=not options.no_rivals,
         kv_tokens=options.kv_tokens,
         max_sequences=max(64, *streams),
         max_rows_per_step=max(256, 2 * max(streams)),
@@ -164,8 +193,9 @@ def speed(target: Target, options: argparse.Namespace) -> list[dict[str, Any]]:
     arms: dict[str, tuple[Engine, Speculation]] = {
         "plain": (engines.engine(()), Speculation()),
     }
-    if options.twin is not None:
-        drafted = engines.engine(("model",))
+    names = ("model",) if options.twin is not None else (options.trained.spec.kind,) if options.trained else ()
+    if names:
+        drafted = engines.engine((*options.beside.split(","), *names) if options.beside else names)
         arms["off"] = (drafted, Speculation(max_depth=0))
         arms |= {
             f"depth {depth}": (drafted, Speculation(forced=True, max_depth=int(depth)))
@@ -197,7 +227,9 @@ def speed(target: Target, options: argparse.Namespace) -> list[dict[str, Any]]:
 
 def exact(target: Target, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Every way to the same words."""
-    engines = Engines(target, kv_tokens=options.kv_tokens, max_sequences=64)
+    engines = Engines(
+        target, options.trained, rivals=not options.no_rivals, kv_tokens=options.kv_tokens, max_sequences=64
+    )
     prompts = prompts_of(target, options.classes.replace("+", ",").split(","), options.prompts)
     most = {1: 4, 8: 8} | {32: 32}  # prompts by streams
     streams = [int(part) for part in options.exact_streams.split(",")]
@@ -280,6 +312,9 @@ def main() -> None:
     parser.add_argument("--model")
     parser.add_argument("--widen")
     parser.add_argument("--twin", type=float)
+    parser.add_argument("--draft", type=Path, help="the folder of a trained draft; it is widened with its target")
+    parser.add_argument("--no-rivals", action="store_true", help="chains alone, of a trained draft")
+    parser.add_argument("--beside", default="", help="drafters beside the draft, of speed")
     parser.add_argument("--streams", default="1,8,32")
     parser.add_argument("--classes", default="code,chat")
     parser.add_argument("--depths", default="4")
@@ -296,6 +331,9 @@ def main() -> None:
     draft = None if options.twin is None else f"twin:{options.twin:g}"
     started = time.perf_counter()
     target = load_target(options.model, widen=options.widen, draft=draft)
+    options.trained = None if options.draft is None else load_head(options.draft)
+    if options.trained and options.widen:
+        options.trained = widen_head(options.trained, target.decoder.config, device="cuda")
     took_s = time.perf_counter() - started
     tell(f"{target.name}, {target.weights}, self-test {target.is_row_invariant}, loaded in {took_s:.1f} s")
     measured = {"speed": speed, "exact": exact, "cycle": cycle}

@@ -30,6 +30,7 @@ from understudy.control.cost import CostModel
 from understudy.core.events import Event, Fallback, Notice
 from understudy.core.request import SamplingParams
 from understudy.drafters.tree import Shape
+from understudy.drafts import with_default_draft
 from understudy.errors import ConfigError, ModelError
 from understudy.llm import LLM
 
@@ -244,18 +245,12 @@ def on_a_gpu(target: Target) -> Target:
     return replace(target, device="cuda")
 
 
-def test_a_gpu_that_cannot_compute_it_goes_on_without_it(
-    on_a_gpu: Target, target: Target, shipped: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from understudy.drafts import with_default_draft
-
-    monkeypatch.setattr("understudy.drafts.find_spec", lambda name: None)
+def test_on_a_gpu_a_trained_draft_has_to_be_named(on_a_gpu: Target, target: Target, shipped: Path) -> None:
     write_draft(shipped / NAMES["block"], "block", target)
     heard: list[Event] = []
     assert with_default_draft(on_a_gpu, heard.append).draft is None
-    assert "trained drafts are not computed on a GPU" in fallbacks(heard)[0]
-    with pytest.raises(ModelError, match="are not computed on a GPU"):
-        with_draft(on_a_gpu, "block")
+    assert not heard
+    assert with_draft(on_a_gpu, "block").draft_kind == "block"
 
 
 def test_a_gpu_has_drafters_of_its_own(
@@ -265,7 +260,6 @@ def test_a_gpu_has_drafters_of_its_own(
     module = ModuleType("understudy.drafters.trained_cuda")
     module.make_trained_drafter_on_device = made.make  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr("understudy.drafts.find_spec", lambda name: object())
     drafted = with_draft(on_a_gpu, write_draft(tmp_path / "mine", "eagle", target))
     heard: list[Event] = []
     assert drafters_of(drafted, heard, draft_tree=2) == ["suffix", "eagle"]

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 
 from understudy.config import TRAINED_DRAFTERS
 from understudy.control.rules import memory_notice
 from understudy.core.events import EventSink, Fallback, Notice, log_fallbacks
 from understudy.errors import ConfigError, ModelError
-from understudy.models.config import ModelConfig
 from understudy.models.draft_check import check_draft
 from understudy.models.heads.files import SPEC_FILE, is_head_folder, load_head
 from understudy.models.heads.shipped import SHIPPED, default_draft_for, kinds_for, shipped_draft
+from understudy.models.heads.widen_head import widen_head
 from understudy.models.twin import load_draft
 from understudy.target import DraftModel, Target, TrainedDraft, pack
 from understudy.text.vocabulary import compare_vocabularies
 
-_ON_DEVICE = "understudy.drafters.trained_cuda"
 _OWN_LAYERS = "layers:"
 """`layers:N` is a draft that needs no second model: the target's own first N layers."""
 
@@ -40,7 +38,7 @@ def with_draft(
     """
     if str(draft).startswith(_OWN_LAYERS):
         return replace(target, draft=_own_layers(target, str(draft)))
-    folder = trained_folder(draft, target.source_hash)
+    folder = trained_folder(draft, target.trained_hash)
     if folder is not None:
         return _with_trained(target, folder, emit)
     loaded = load_draft(draft, target.place, progress=progress)
@@ -75,7 +73,7 @@ def with_draft_for(target: Target, drafters: Sequence[str], *, emit: EventSink =
 def shipped_kinds(target: Target, *, emit: EventSink = log_fallbacks) -> list[str]:
     """The kinds of trained drafts that come with the package for a target, the best first, without those that fail."""
     try:
-        kinds = kinds_for(target.source_hash)
+        kinds = kinds_for(target.trained_hash)
     except ModelError as error:
         emit(_left_out(error))
         return []
@@ -83,9 +81,14 @@ def shipped_kinds(target: Target, *, emit: EventSink = log_fallbacks) -> list[st
 
 
 def with_default_draft(target: Target, emit: EventSink, *, kind: str | None = None) -> Target:
-    """The target with the draft that comes with the package for it, if one does. Nobody asked: nothing is refused."""
+    """The target with the draft that comes with the package for it, if one does. Nobody asked: nothing is refused.
+
+    On a GPU a trained draft has to be named: there its speed was not measured yet.
+    """
+    if target.device != "cpu":
+        return target
     try:
-        own_hash = target.source_hash
+        own_hash = target.trained_hash
         folder = default_draft_for(own_hash) if kind is None else shipped_draft(kind, own_hash)
         return target if folder is None else _with_trained(target, folder, emit)
     except ModelError as error:
@@ -98,12 +101,7 @@ def _left_out(error: ModelError) -> Fallback:
 
 
 def _with_trained(target: Target, folder: Path, emit: EventSink) -> Target:
-    draft = load_trained(folder, target.decoder.config, target_hash=target.source_hash)
-    if target.device == "cuda" and find_spec(_ON_DEVICE) is None:
-        raise ModelError(
-            f"The draft {draft.name} cannot be used: trained drafts are not computed on a GPU.",
-            "Name a model as the draft, or none.",
-        )
+    draft = load_trained(folder, target)
     longest = target.kv_bytes_per_token * target.decoder.config.max_positions
     notice = memory_notice(draft_bytes=draft.num_bytes, kv_bytes_per_sequence=longest)
     if notice:
@@ -134,11 +132,17 @@ def trained_folder(draft: str | Path, target_hash: str | None = None) -> Path | 
     return Path(draft) if is_head_folder(Path(draft)) else None
 
 
-def load_trained(folder: Path, target: ModelConfig, *, target_hash: str) -> TrainedDraft:
-    """Load a trained draft for a target; one that is damaged, or that is for another target, is refused by its name."""
+def load_trained(folder: Path, target: Target) -> TrainedDraft:
+    """Load a trained draft for a target; one that is damaged, or that is for another target, is refused by its name.
+
+    Beside a target that was widened it is widened, too.
+    """
     trained = load_head(folder)
+    config = target.decoder.config
     try:
-        trained.spec.check_target(target, target_hash)
+        if target.trained_hash != target.source_hash:
+            trained = widen_head(trained, config, device=target.device)
+        trained.spec.check_target(config, target.trained_hash)
     except ModelError as error:
         raise ModelError(f"{folder / SPEC_FILE}: {error.message}", error.remedy) from None
     num_bytes = sum(tensor.nbytes for tensor in trained.head.state_dict().values())

@@ -13,6 +13,7 @@ from understudy.models.decoder import Decoder
 from understudy.models.draft_check import num_parameters
 from understudy.models.heads.files import TrainedHead
 from understudy.models.weights import LoadedModel
+from understudy.models.widen import WIDENED
 from understudy.runtime.fingerprint import system_fingerprint
 from understudy.text.tokenizer import Tokenizer
 from understudy.text.vocabulary import VocabularyMap
@@ -78,6 +79,11 @@ class Target:
     device: Device = "cpu"
     draft_problem: str = ""
     """Why the draft that comes with the package for this target is not there."""
+
+    @property
+    def trained_hash(self) -> str:
+        """The hash that drafts for it were trained for: its own, or that of the model before it was widened."""
+        return self.source_hash.partition(WIDENED)[0]
 
     @property
     def draft_kind(self) -> str | None:

@@ -9,10 +9,13 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 
 from tests.engine.recorder import Recorder
+from tests.fresh_features import fresh_features
 from tests.kernels.cuda_device import DEVICE, DTYPE, ON_GPU
 from tests.tiny_models import write_tiny_model
 from understudy.assembly import DraftModel, Target, build_engine
@@ -20,8 +23,11 @@ from understudy.config import EngineConfig
 from understudy.control.cost import CostModel
 from understudy.core.events import Cycle, Event, Fallback
 from understudy.core.request import Output, Request, SamplingParams, Speculation
+from understudy.drafters.base import Context, Drafter
+from understudy.drafters.ngram import NgramDrafter
 from understudy.engine.engine import Engine
 from understudy.kernels.cuda import CudaKernels
+from understudy.kernels.interface import NORMED
 from understudy.models.decoder import Decoder
 from understudy.models.load import load_model
 from understudy.text.vocabulary import compare_vocabularies
@@ -193,7 +199,35 @@ def test_too_few_blocks_for_all(target: Target, expected: dict[float, list[tuple
     assert answers(crowded, streams=4, prompts=long) == alone
 
 
-def test_a_drafter_that_wants_hidden_states_is_left_out(
+class DeviceRecorder(Recorder):
+    """Copies what it may read on the device."""
+
+    reads_on_device: ClassVar[bool] = True
+
+    def see(self, context: Context, first: int, features: Any) -> None:
+        chosen = features.states[list(features.rows)][:, list(features.columns)]
+        super().see(context, first, chosen.cpu().numpy())
+
+
+def test_hidden_states_stay_on_the_device(target: Target, expected: dict[float, list[tuple[int, ...]]]) -> None:
+    """Whoever reads them there finds those of each text, drafted or not, also of passes that began ahead."""
+    for forced, depth in ((True, 3), (False, 16), (False, 0)):
+        recorder = DeviceRecorder(0, NUM_LAYERS, NORMED)
+        drafters: list[Drafter] = [recorder, NgramDrafter()] if forced else [recorder]
+        engine = build_engine(target, EngineConfig(kv_tokens=2048), drafters=drafters, cost=COST)
+        wanted = Speculation(forced=forced, max_depth=depth)
+        assert answers(engine, streams=2, prompts=PROMPTS[:2], speculation=wanted) == expected[0.0][:2]
+        assert bool(recorder.seen) == (depth > 0)
+        for sequence_id, context in recorder.contexts.items():
+            positions = recorder.positions(context)
+            assert positions == list(range(len(positions)))
+            assert len(positions) >= len(context.tokens) - 5, "all but those of the pass in which the text ended"
+            shown = np.concatenate([features for _, features in recorder.seen[sequence_id]])
+            whole = fresh_features(target, context.tokens, recorder.feature_layers)
+            assert np.array_equal(shown, whole.cpu().numpy()[positions])  # type: ignore[attr-defined]
+
+
+def test_a_drafter_that_reads_hidden_states_on_the_host_is_left_out(
     target: Target, expected: dict[float, list[tuple[int, ...]]]
 ) -> None:
     told: list[Event] = []

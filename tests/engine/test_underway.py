@@ -17,7 +17,7 @@ def test_a_draft_takes_until_its_last_guess_is_there(ready_s: float, draft_s: fl
     load = Load(rows=3, keys=40, reads=120)
     flight = cast(Any, None)
     drafting = DraftingTime(ready_s=ready_s)
-    underway = Underway([], [], [], flight, "why", load, load, 1.0, drafting, launched_s=2.0, num_firsts=0)
+    underway = Underway([], [], [], [], flight, "why", load, load, 1.0, drafting, launched_s=2.0, num_firsts=0)
     cycle = underway.cycle([], None, 5.0 - max(2.0, min(ready_s, 5.0)), landed_s=5.0, told_s=5.5)
     assert cycle.draft_s == draft_s
     assert cycle.total_s == 4.5, "no second of it is missing"

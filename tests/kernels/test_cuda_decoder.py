@@ -121,7 +121,7 @@ def test_what_a_gpu_cannot_hold_is_refused() -> None:
 
 
 def test_hidden_states_are_close_to_the_cpu_s() -> None:
-    """A pass can take them on the device; graphs over it do not hold them, so they are not shown there."""
+    """A pass can take them on the device, where they stay."""
     layers, text = (0, NUM_LAYERS, NORMED), text_of(5)
     shape = (len(text), len(layers), 64)
     on_cpu, on_gpu = decoders("llama")
@@ -134,4 +134,4 @@ def test_hidden_states_are_close_to_the_cpu_s() -> None:
     difference = np.abs(taken.cpu().numpy() - expected)
     assert expected.any(axis=(0, 2)).all()
     assert difference.max() < (0.05 if ON_GPU else 0.01) * np.abs(expected).max()
-    assert [Reader(decoder).runner.shows_features for decoder in (on_cpu, on_gpu)] == [True, False]
+    assert [Reader(decoder).runner.features_stay for decoder in (on_cpu, on_gpu)] == [False, True]

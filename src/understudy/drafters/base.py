@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any, ClassVar, Protocol
 
 from understudy.control.cost import CostModel
 from understudy.core.draft import Draft
@@ -100,14 +97,18 @@ class AheadDrafter(Drafter, Protocol):
 
 
 class FeatureDrafter(Drafter, Protocol):
-    """A drafter that guesses from hidden states of the target. Where they cannot be shown, it is left out."""
+    """A drafter that guesses from hidden states of the target. Where they cannot be shown, it is left out.
+
+    One that reads them on a device, where they stay, says so by `reads_on_device = True`: it is given `ShownRows`
+    (kernels/interface.py) instead of numbers.
+    """
 
     feature_layers: tuple[int, ...]
     """Those that it wants to see, in this order: n is the residual stream after the first n layers (0: the embedding),
     and `kernels.interface.NORMED` what the output layer reads."""
 
-    def see(self, context: Context, first: int, features: NDArray[np.float32]) -> None:
-        """Take the hidden states [rows, layers, hidden] of the tokens at positions first, first + 1 and so on.
+    def see(self, context: Context, first: int, features: Any) -> None:
+        """Take the hidden states [rows, layers, hidden], fp32, of the tokens at positions first, first + 1 and so on.
 
         It comes after the words of a pass, and before the next `propose`. The last token of the text has not been
         computed then: the last row is that of the token before it. Positions only grow, and none comes twice; some may

@@ -306,10 +306,13 @@ class Drafting:
         seconds = {**drafting.asked_s, READING: paid}
         self.controller.settle(texts, base=base, load=load, forward_s=forward_s, drafting_s=seconds)
 
-    def learn(self, share: Share, proposal: Proposal, answer: Answer, path: Items[int]) -> None:
-        """Let drafters see what a pass has found besides words: after scouts, and of the rows that join the text."""
+    def learn(self, share: Share, proposal: Proposal, answer: Answer, path: Items[int], *, first: int) -> None:
+        """Let drafters see what a pass has found besides words: after scouts, and of the rows that join the text.
+
+        `first` is where these begin in the text.
+        """
         self._scouting.learn(share, proposal.bought, proposal.scouts, answer)
-        self.showing.show(share, answer, path, self.switches)
+        self.showing.show(share, answer, path, self.switches, first=first)
 
     def _merged(self, sequence: Sequence, drafts: Items[Draft], budget: Budget) -> tuple[Draft, int]:
         """All drafts in one tree, and the group that tells what its confidences are worth.

@@ -206,8 +206,9 @@ class Engine:
         flight = self._runner.launch(works)
         drafting = self._drafting.take_time()
         num_firsts, self._num_firsts = self._num_firsts, self._runner.num_firsts
+        starts = [share.sequence.cache.length for share in shares]
         return Underway(
-            shares, proposals, works, flight, reason, load, plain, started_s, drafting, launched, num_firsts
+            shares, proposals, works, starts, flight, reason, load, plain, started_s, drafting, launched, num_firsts
         )
 
     def _land(self, underway: Underway) -> list[Verdict]:
@@ -227,7 +228,13 @@ class Engine:
         self._time_words(sum(len(verdict.words) for verdict in verdicts), self._clock() - landed)
         alive = [index for index, over in enumerate(is_over) if not over]
         for index in alive:
-            self._drafting.learn(shares[index], proposals[index], answers[index], verdicts[index].path)
+            self._drafting.learn(
+                shares[index],
+                proposals[index],
+                answers[index],
+                verdicts[index].path,
+                first=underway.starts[index],
+            )
         if not underway.is_counted_on:
             commit(self._runner, [(shares[index], verdicts[index]) for index in alive])
         for share in shares:

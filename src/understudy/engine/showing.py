@@ -3,7 +3,8 @@
 After every pass, such a drafter sees the hidden states of the rows that became part of a text: prompt chunks, the last
 word, the accepted nodes of a draft. It never sees a rejected node. Every position is shown at most once, in order: what
 is computed again after a preemption was seen before. Positions that were not computed (a prefix that was found in the
-cache), or while a drafter had no say, are left out and stay so; a drafter is told where each row stands.
+cache), or while a drafter had no say, are left out and stay so; a drafter is told where each row stands. On a device
+the states stay where they are, and the drafter is told which rows of a pass it may read.
 
 Where no drafter asks for them, nothing is copied.
 """
@@ -12,9 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Items
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from understudy.core.events import EventSink, Fallback
 from understudy.core.switches import Switches
@@ -22,7 +24,7 @@ from understudy.drafters.base import Drafter, FeatureDrafter
 from understudy.engine.asking import Asking
 from understudy.engine.scheduler import Share
 from understudy.engine.sequence import Sequence
-from understudy.kernels.interface import NORMED
+from understudy.kernels.interface import NORMED, ShownRows
 from understudy.runtime.runner import Answer, Runner
 
 
@@ -42,9 +44,24 @@ def _refusal(drafter: FeatureDrafter, runner: Runner) -> str:
     """Why a drafter cannot be shown what it wants; empty if it can."""
     if not runner.shows_features:
         return "it guesses from hidden states of the target, which are not shown where this target is computed"
+    if runner.features_stay != getattr(drafter, "reads_on_device", False):
+        place = "on a device" if runner.features_stay else "on the host"
+        return f"it cannot read hidden states of the target {place}, where they are"
     num_layers = runner.decoder.config.num_layers
     unknown = [layer for layer in drafter.feature_layers if layer != NORMED and not 0 <= layer <= num_layers]
     return f"it wants to see layers {unknown} of a target that has {num_layers}" if unknown else ""
+
+
+def _chosen(features: Any, rows: Items[int], columns: Items[int]) -> NDArray[np.float32] | ShownRows:
+    """Some rows and layers: a copy, which a drafter may keep without keeping the rest of the pass.
+
+    On a device it is told where they lie.
+    """
+    if not isinstance(features, np.ndarray):
+        return ShownRows(features, tuple(rows), tuple(columns))
+    seen: NDArray[np.float32] = features[np.ix_(rows, columns)]
+    seen.flags.writeable = False
+    return seen
 
 
 class Showing:
@@ -61,15 +78,14 @@ class Showing:
         """Whether anybody would look at a sequence's rows."""
         return any(self._sees(drafter, sequence, switches) for drafter in self._drafters)
 
-    def show(self, share: Share, answer: Answer, path: Items[int], switches: Switches) -> None:
+    def show(self, share: Share, answer: Answer, path: Items[int], switches: Switches, *, first: int) -> None:
         """Show the rows of a pass that become part of the text: those known, and the accepted nodes `path`.
 
-        To be called before the cache's length moves over them.
+        `first` is the position of the first of them: the cache may have moved on since the pass began.
         """
         sequence, features = share.sequence, answer.features
         if features is None or sequence.finish_reason is not None:
             return
-        first = sequence.cache.length
         rows = [*range(share.num_known), *(share.num_known + node for node in path)]
         num_seen = max(0, sequence.num_shown - first)
         if num_seen >= len(rows):
@@ -77,9 +93,7 @@ class Showing:
         sequence.num_shown = first + len(rows)
         for drafter, columns in zip(self._drafters, self._columns, strict=True):
             if self._sees(drafter, sequence, switches):
-                # a copy, which a drafter may keep without keeping the rest of the pass
-                seen = features[np.ix_(rows[num_seen:], columns)]
-                seen.flags.writeable = False
+                seen = _chosen(features, rows[num_seen:], columns)
                 self._asking.guard(drafter, partial(drafter.see, sequence.context, first + num_seen, seen))
 
     def _sees(self, drafter: FeatureDrafter, sequence: Sequence, switches: Switches) -> bool:

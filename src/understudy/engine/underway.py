@@ -21,6 +21,8 @@ class Underway:
     shares: list[Share]
     proposals: list[Proposal]
     works: list[Work]
+    starts: list[int]
+    """Where each text's rows begin: its cache may have moved on when the pass lands."""
     flight: Flight
     reason: str
     """Why so much was drafted."""

@@ -51,7 +51,9 @@ class CudaCache:
     def move(self, sources: Ints, targets: Ints) -> None:
         """Copy slots to other slots, in order, in every layer."""
         if sources.size:
-            moved = torch.from_numpy(np.stack([sources, targets]).astype(np.int32)).to(self.keys.device)
+            moved = torch.from_numpy(np.stack([sources, targets]).astype(np.int32))
+            if self.keys.is_cuda:  # from pinned memory a copy is not waited for
+                moved = moved.pin_memory().to(self.keys.device, non_blocking=True)
             cuda_ops.copy_slots(self.keys, self.values, moved[0], moved[1])
 
 
@@ -66,32 +68,33 @@ class CudaKernels:
 
     def __init__(self, *, device: str = "cuda", dtype: torch.dtype = torch.bfloat16) -> None:
         assert dtype in (torch.bfloat16, torch.float16)
-        self._device = torch.device(device)
-        self._dtype = dtype
+        self.device = torch.device(device)
+        self.use_graphs = self.device.type == "cuda" and os.environ.get(GRAPHS_OFF) != "1"
+        self.dtype = dtype
         self.output_weights: WeightType = "bf16" if dtype == torch.bfloat16 else "fp16"
-        self._counters = cuda_attention.new_counters(self._device)
-        self._places = Places(self._device)
+        self.counters = cuda_attention.new_counters(self.device)
+        self.places = Places(self.device)
 
     def linear(self, weight: Tensor, bias: Tensor | None = None, *, weights: WeightType = "bf16") -> Linear:
         """Pack a weight [outputs, inputs]."""
         self._check(weights)
-        return Linear.pack(weight, bias, device=self._device, dtype=self._dtype)
+        return Linear.pack(weight, bias, device=self.device, dtype=self.dtype)
 
     def gated_linear(self, gate: Tensor, up: Tensor, *, weights: WeightType = "bf16") -> GatedLinear:
         """Pack gate and up [features, inputs]."""
         self._check(weights)
-        return GatedLinear.pack(gate, up, device=self._device, dtype=self._dtype)
+        return GatedLinear.pack(gate, up, device=self.device, dtype=self.dtype)
 
     def _check(self, weights: WeightType) -> None:
         assert weights == self.output_weights, f"these kernels compute with {self.output_weights}"
 
     def table(self, weight: Tensor) -> Tensor:
         """An embedding [vocabulary, hidden]."""
-        return weight.to(self._device, self._dtype).contiguous()
+        return weight.to(self.device, self.dtype).contiguous()
 
     def numbers(self, values: Tensor) -> Tensor:
         """Numbers in fp32."""
-        return values.to(self._device, torch.float32).contiguous()
+        return values.to(self.device, torch.float32).contiguous()
 
     def cache(self, *, num_layers: int, num_blocks: int, num_kv_heads: int, dim: int) -> CudaCache:
         """Make room for keys and values."""
@@ -99,10 +102,10 @@ class CudaKernels:
             raise ModelError(f"head_dim is {dim}, which is not a power of two.", "Run this model on the CPU.")
         shape = (num_layers, num_blocks + 1, num_kv_heads, PAGE, dim)
         try:
-            return CudaCache(*(torch.zeros(shape, dtype=self._dtype, device=self._device) for _ in range(2)))
+            return CudaCache(*(torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in range(2)))
         except torch.OutOfMemoryError:
-            wanted = 2 * self._dtype.itemsize * np.prod(shape, dtype=np.int64)
-            free = torch.cuda.mem_get_info(self._device)[0]
+            wanted = 2 * self.dtype.itemsize * np.prod(shape, dtype=np.int64)
+            free = torch.cuda.mem_get_info(self.device)[0]
             raise CapacityError(
                 f"{wanted / 2**30:.1f} GiB for keys and values cannot be had: {free / 2**30:.1f} GiB are free.",
                 "Lower max_context or kv_tokens.",
@@ -110,17 +113,17 @@ class CudaKernels:
 
     def place(self, rows: Rows) -> PlacedRows:
         """Move rows to the device by one copy."""
-        return place_rows(rows, self._device)
+        return place_rows(rows, self.device)
 
     def start(self, rows: PlacedRows, cache: CudaCache, shape: BodyShape) -> CudaPass:
         """Begin a pass."""
-        return CudaPass(rows, cache, shape, dtype=self._dtype, counters=self._counters)
+        return CudaPass(rows, cache, shape, dtype=self.dtype, counters=self.counters)
 
     def logits(self, head: Linear, hidden: Tensor, wanted: Tensor) -> Tensor:
         """The logits [N, vocabulary] in fp32 of the rows of hidden [rows, features] that are wanted."""
         if not wanted.shape[0]:
             return torch.empty((0, head.num_outputs), dtype=torch.float32, device=hidden.device)
-        parts = head(cuda_ops.take_rows(hidden, wanted, dtype=self._dtype))
+        parts = head(cuda_ops.take_rows(hidden, wanted, dtype=self.dtype))
         assert parts.shape[0] == 1, "an output layer has so many outputs that its inputs are not split"
         return parts[0]
 
@@ -128,11 +131,11 @@ class CudaKernels:
         """What runs a decoder's passes over a cache."""
         return CudaPasses(
             compute,
-            places=self._places,
-            device=self._device,
+            places=self.places,
+            device=self.device,
             scratch_slot=cache.scratch_slot,
             vocab_size=vocab_size,
-            use_graphs=self._device.type == "cuda" and os.environ.get(GRAPHS_OFF) != "1",
+            use_graphs=self.use_graphs,
         )
 
     def to_host(self, logits: Tensor) -> Floats:

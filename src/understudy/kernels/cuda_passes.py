@@ -24,12 +24,12 @@ from torch import Tensor
 from understudy.core.dice import Dice
 from understudy.kernels import cuda_sample
 from understudy.kernels.cuda_rows import PAGE, PlacedRows
-from understudy.kernels.interface import Drawn
+from understudy.kernels.interface import Drawn, FeatureBuffer
 from understudy.kernels.rows import MOST_PLACES, Ints, Rows
 
 Floats = NDArray[np.float32]
 
-MOST_DECODERS = 4
+MOST_DECODERS = 16
 _LEAST_KEYS = 256
 _FEW_LOGITS = 16
 """So many logits take as long as one: the output layer's tile has sixteen rows."""
@@ -37,8 +37,9 @@ _NUM_STAGES = 12
 """Passes whose numbers may be on their way to the GPU at once."""
 _LEAST_TEMPERATURE = float(np.finfo(np.float32).tiny)
 
-Compute = Callable[[PlacedRows], Tensor]
-"""A pass over placed rows: the logits of those that are wanted, on the device."""
+Compute = Callable[..., Tensor]
+"""A pass over placed rows: the logits of those that are wanted, on the device. Given a `FeatureBuffer` as well, it
+shows hidden states."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +51,20 @@ class Size:
     logits: int
     keys: int
     tails: int
+    shown: tuple[int, ...] = ()
+    """The layers whose hidden states are shown"""
 
     @classmethod
-    def of(cls, rows: Rows) -> Size:
+    def of(cls, rows: Rows, shown: tuple[int, ...] = ()) -> Size:
         """The size that a pass is rounded up to."""
         num_rows, num_logits = len(rows.token_ids), len(rows.logit_rows)
         return cls(
-            rows=_rounded(num_rows),
-            groups=_rounded(len(rows.group_tables)),
-            logits=_rounded(num_logits, _FEW_LOGITS) if num_logits else 0,
-            keys=_rounded(int(rows.positions.max()) + 1, _LEAST_KEYS),
-            tails=_rounded(len(rows.tail_slots)) if len(rows.tail_slots) else 0,
+            rows=rounded(num_rows),
+            groups=rounded(len(rows.group_tables)),
+            logits=rounded(num_logits, _FEW_LOGITS) if num_logits else 0,
+            keys=rounded(int(rows.positions.max()) + 1, _LEAST_KEYS),
+            tails=rounded(len(rows.tail_slots)) if len(rows.tail_slots) else 0,
+            shown=shown,
         )
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -81,7 +85,7 @@ class Size:
         }
 
 
-def _rounded(count: int, least: int = 1) -> int:
+def rounded(count: int, least: int = 1) -> int:
     """The next power of two."""
     return max(least, 1 << (count - 1).bit_length())
 
@@ -106,6 +110,7 @@ class CudaPasses:
     """Runs passes of one decoder over one cache, one after the other."""
 
     draws = True
+    features_stay = True
 
     def __init__(
         self,
@@ -134,6 +139,7 @@ class CudaPasses:
         self._scratch = cuda_sample.DrawScratch.new(MOST_PLACES, num_sayable=vocab_size, device=device)
         self._stages = [_Stage(device) for _ in range(_NUM_STAGES)]
         self._num_launched = 0
+        self._features: dict[tuple[int, ...], Tensor] = {}  # by layers: where graphs leave hidden states
 
     @property
     def num_firsts(self) -> int:
@@ -142,7 +148,22 @@ class CudaPasses:
 
     def launch(self, rows: Rows, dice: Sequence[Dice | None]) -> CudaLaunched:
         """Begin a pass; `dice` are those of each row whose logits are wanted, None where the host draws."""
-        size = Size.of(rows)
+        return self._launch(Size.of(rows), rows, dice)
+
+    def new_features(self, shape: tuple[int, int, int]) -> Tensor:
+        """Room for hidden states."""
+        return torch.empty(shape, dtype=torch.float32, device=self._device)
+
+    def launch_showing(self, rows: Rows, dice: Sequence[Dice | None], shown: FeatureBuffer) -> CudaLaunched:
+        """As `launch`; hidden states are copied on the device, from where the graph leaves those of every pass."""
+        count, num_layers, hidden_size = shown.into.shape
+        if shown.layers not in self._features:
+            self._features[shown.layers] = self.new_features((MOST_PLACES, num_layers, hidden_size))
+        launched = self._launch(Size.of(rows, shown.layers), rows, dice)
+        shown.into.copy_(self._features[shown.layers][:count])
+        return launched
+
+    def _launch(self, size: Size, rows: Rows, dice: Sequence[Dice | None]) -> CudaLaunched:
         captured = self._captured.get(size)
         if captured is None:
             captured = self._captured[size] = _Captured(size, self)
@@ -162,10 +183,11 @@ class _Captured:
         self.shapes = size.shapes()
         self.num_numbers = sum(int(np.prod(shape)) for shape in self.shapes.values())
         self.numbers = torch.zeros(self.num_numbers, dtype=torch.int32, device=passes._device)
-        views = dict(zip(self.shapes, _cut(self.numbers, self.shapes), strict=True))
+        views = dict(zip(self.shapes, cut(self.numbers, self.shapes), strict=True))
         self._how = cuda_sample.DrawnRows.within(views.pop("how"))
         self._rows = PlacedRows(**views, words=passes._places, most_keys=size.keys)
         self._passes = passes
+        self._shown = FeatureBuffer(size.shown, passes._features[size.shown][: size.rows]) if size.shown else None
         self._is_new = True
         self._graph: torch.cuda.CUDAGraph | None = None
         self._logits: Tensor
@@ -188,7 +210,7 @@ class _Captured:
 
     def _launch(self) -> Tensor:
         passes = self._passes
-        logits = passes._compute(self._rows)
+        logits = passes._compute(self._rows) if self._shown is None else passes._compute(self._rows, self._shown)
         if self.size.logits:
             words, sureness, rivals = passes._drawn
             cuda_sample.draw(
@@ -231,7 +253,7 @@ class _Stage:
         num_tables, width = rows.tables.shape
         to["tables"][:num_tables, :width] = rows.tables[:, : to["tables"].shape[1]]
         if captured.size.logits:
-            _write_dice(to, dice, rows.positions[rows.logit_rows] + 1)
+            write_dice(to, dice, rows.positions[rows.logit_rows] + 1)
         captured.numbers.copy_(self._numbers[: captured.num_numbers], non_blocking=True)
 
     def fetch(self, drawn: Tensor) -> None:
@@ -248,13 +270,13 @@ class _Stage:
     def _arrays(self, captured: _Captured) -> dict[str, NDArray[Any]]:
         """The arrays of a size, and under `how.` those of its dice."""
         if captured.num_numbers > self._numbers.numel():
-            self._numbers = torch.zeros(_rounded(captured.num_numbers), dtype=torch.int32, pin_memory=self._is_pinned)
+            self._numbers = torch.zeros(rounded(captured.num_numbers), dtype=torch.int32, pin_memory=self._is_pinned)
             self._views = {}
         found = self._views.get(captured.size)
         if found is None:
-            cut = _cut(self._numbers, captured.shapes)
-            found = {name: view.numpy() for name, view in zip(captured.shapes, cut, strict=True)}
-            how = cuda_sample.DrawnRows.within(cut[0])
+            parts = cut(self._numbers, captured.shapes)
+            found = {name: view.numpy() for name, view in zip(captured.shapes, parts, strict=True)}
+            how = cuda_sample.DrawnRows.within(parts[0])
             found |= {f"how.{part.name}": getattr(how, part.name).numpy() for part in fields(how)}
             self._views[captured.size] = found
         return found
@@ -284,20 +306,20 @@ _PADDING = {"token_ids": 0, "positions": 0, "slots": 0, "group_starts": 0, "grou
             "tail_starts": 0, "tail_slots": 0, "logit_rows": 0}  # fmt: skip
 
 
-def _cut(numbers: Tensor, shapes: dict[str, tuple[int, ...]]) -> list[Tensor]:
+def cut(numbers: Tensor, shapes: dict[str, tuple[int, ...]]) -> list[Tensor]:
     """Arrays that lie one after the other."""
-    cut, first = [], 0
+    views, first = [], 0
     for shape in shapes.values():
         count = int(np.prod(shape))
-        cut.append(numbers[first : first + count].view(shape))
+        views.append(numbers[first : first + count].view(shape))
         first += count
-    return cut
+    return views
 
 
 _GREEDY = Dice(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, choice=0)
 
 
-def _write_dice(to: dict[str, NDArray[Any]], dice: Sequence[Dice | None], positions: Ints) -> None:
+def write_dice(to: dict[str, NDArray[Any]], dice: Sequence[Dice | None], positions: Ints) -> None:
     """Write how each place is drawn.
 
     Places whose words are drawn on the host are greedy here: that is cheapest, and nobody looks at them.

@@ -15,7 +15,7 @@ A row whose largest logit is not finite, or that has a NaN, gets the word NO_WOR
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 import triton
@@ -69,6 +69,10 @@ class DrawnRows:
             top_ks=lines[2], seeds_low=lines[3], seeds_high=lines[4], positions=lines[5], choices=lines[6],
         )  # fmt: skip
 
+    def part(self, first: int, last: int) -> DrawnRows:
+        """Some of the rows."""
+        return DrawnRows(*(getattr(self, field.name)[first:last] for field in fields(self)))
+
 
 @dataclass(frozen=True, slots=True)
 class DrawScratch:
@@ -112,13 +116,17 @@ class DrawScratch:
 
 def draw(
     logits: Tensor, how: DrawnRows, *, words: Tensor, sureness: Tensor, rivals: Tensor, scratch: DrawScratch,
-    num_sayable: int | None = None,
+    num_sayable: int | None = None, ids: Tensor | None = None,
+    is_greedy: bool = False,
 ) -> None:  # fmt: skip
     """Write one word for each row of logits [rows, vocabulary] to words, int32, and to sureness, fp32, how sure it is.
 
     Greedy, that is the word's probability. Drawn, it is 1 - exp(-gap), where gap is how far the word is ahead of the
     second in the race, as for the guesses of a draft model. That second one goes to rivals, int32; NO_WORD if there is
     none. Of the vocabulary only the first num_sayable take part.
+
+    `ids`, int32 [vocabulary] and rising, are the target's tokens that a draft's own, smaller vocabulary stands for:
+    noise is theirs, and they are what is written. `is_greedy`: no temperature is looked at.
     """
     num_rows, num_columns = logits.shape
     num_sayable = num_columns if num_sayable is None else num_sayable
@@ -135,9 +143,11 @@ def draw(
     chunk_highs = scratch.highs.view(torch.float32)
     _find_best[(num_chunks, num_rows)](
         logits, scratch.bests, words, sureness, rivals, chunk_highs[0], chunk_highs[1], scratch.tokens,
-        scratch.rival_highs, scratch.rivals, scratch.counters, stride, num_sayable, num_chunks, chunk=CHUNK,
+        scratch.rival_highs, scratch.rivals, scratch.counters, ids, stride, num_sayable, num_chunks, chunk=CHUNK,
         merged=merged, **launch_options(4, 1),
     )  # fmt: skip
+    if is_greedy:
+        return
     find_floors[(num_rows,)](
         logits, how.temperatures, how.top_ks, how.top_ps, how.min_ps, scratch.bests, scratch.score_floors,
         scratch.weight_floors, scratch.shortlists, stride, num_sayable, block=BLOCK, shortlist=SHORTLIST,
@@ -146,8 +156,8 @@ def draw(
     _race[(num_chunks, num_rows)](
         logits, how.temperatures, how.seeds_low, how.seeds_high, how.positions, how.choices, scratch.bests,
         scratch.score_floors, scratch.weight_floors, words, sureness, rivals, scratch.highs[0], scratch.highs[1],
-        scratch.tokens, scratch.rivals, scratch.counters, stride, num_sayable, num_chunks, chunk=CHUNK, merged=merged,
-        **launch_options(4, 1),
+        scratch.tokens, scratch.rivals, scratch.counters, ids, stride, num_sayable, num_chunks, chunk=CHUNK,
+        merged=merged, **launch_options(4, 1),
     )  # fmt: skip
 
 
@@ -168,9 +178,15 @@ def _sum_of_weights(highs, sums, highest):
 
 
 @triton.jit
+def _named(ids, token):
+    """The word that a column of the logits stands for; what stands for none is kept."""
+    return tl.where(token >= 0, tl.load(ids + tl.maximum(token, 0)), token)
+
+
+@triton.jit
 def _find_best(
     logits, bests, words, sureness, rivals, chunk_bests, chunk_sums, chunk_words, chunk_rival_bests, chunk_rivals,
-    counters, row_stride, num_sayable, num_chunks,
+    counters, ids, row_stride, num_sayable, num_chunks,
     chunk: tl.constexpr, merged: tl.constexpr, overlap: tl.constexpr,
 ):  # fmt: skip
     """One chunk of one row: its two largest logits, the lowest tokens that have them, and the sum of weights."""
@@ -199,11 +215,15 @@ def _find_best(
         total = _sum_of_weights(highs, sums, highest)
         word = tl.min(tl.where(highs == highest, found, _NO_TOKEN), axis=0)
         tl.store(bests + row, highest)
-        tl.store(words + row, tl.where(is_finite(highest), word, _NO_WORD))
+        said = tl.where(is_finite(highest), word, _NO_WORD)
         tl.store(sureness + row, tl.where(is_finite(highest), 1.0 / total, 0.0))
         second_highs = tl.load(chunk_rival_bests + at_all, mask=is_chunk, other=float("-inf"), cache_modifier=".cg")
         second_words = tl.load(chunk_rivals + at_all, mask=is_chunk, other=_NO_TOKEN, cache_modifier=".cg")
-        tl.store(rivals + row, _rival_of(word, highs, found, second_highs, second_words))
+        rival = _rival_of(word, highs, found, second_highs, second_words)
+        if ids is not None:
+            said, rival = _named(ids, said), _named(ids, rival)
+        tl.store(words + row, said)
+        tl.store(rivals + row, rival)
 
 
 @triton.jit
@@ -234,8 +254,8 @@ def uniforms(tokens, seed_low, seed_high, position, choice):
 @triton.jit
 def _race(
     logits, temperatures, seeds_low, seeds_high, positions, choices, bests, score_floors, weight_floors,
-    words, sureness, rivals, chunk_firsts, chunk_seconds, chunk_words, chunk_rivals, counters, row_stride, num_sayable,
-    num_chunks,
+    words, sureness, rivals, chunk_firsts, chunk_seconds, chunk_words, chunk_rivals, counters, ids, row_stride,
+    num_sayable, num_chunks,
     chunk: tl.constexpr, merged: tl.constexpr, overlap: tl.constexpr,
 ):  # fmt: skip
     """One chunk of one row that draws: the two largest of score + noise, and the lowest token that has the larger."""
@@ -251,8 +271,9 @@ def _race(
             stays = stays & (weights_of(scores) >= least_weight)
         at = row * num_chunks + index
         if tl.max(stays.to(tl.int32), axis=0) > 0:
+            keyed = tokens if ids is None else tl.load(ids + tokens, mask=tokens < num_sayable, other=0)
             u = uniforms(
-                tokens, tl.load(seeds_low + row), tl.load(seeds_high + row), tl.load(positions + row),
+                keyed, tl.load(seeds_low + row), tl.load(seeds_high + row), tl.load(positions + row),
                 tl.load(choices + row),
             )  # fmt: skip
             totals = tl.where(stays, scores.to(tl.float64) - tl.log(-tl.log(u)), float("-inf"))
@@ -278,7 +299,10 @@ def _race(
             first = tl.max(firsts, axis=0)
             word = tl.min(tl.where(firsts == first, found, _NO_TOKEN), axis=0)
             second = tl.max(tl.where(found == word, seconds, firsts), axis=0)
-            tl.store(words + row, word)
             tl.store(sureness + row, (1.0 - tl.exp(second - first)).to(tl.float32))
             second_words = tl.load(chunk_rivals + at_all, mask=is_chunk, other=_NO_TOKEN, cache_modifier=".cg")
-            tl.store(rivals + row, _rival_of(word, firsts, found, seconds, second_words))
+            rival = _rival_of(word, firsts, found, seconds, second_words)
+            if ids is not None:
+                word, rival = _named(ids, word), _named(ids, rival)
+            tl.store(words + row, word)
+            tl.store(rivals + row, rival)

@@ -37,6 +37,7 @@ class HostPasses:
     first_place = 0
     first_rival = 0
     num_firsts = 0
+    features_stay = False
 
     def __init__(self, compute: Compute) -> None:
         self._compute = compute
@@ -44,6 +45,10 @@ class HostPasses:
     def launch(self, rows: Rows, dice: Sequence[Dice | None]) -> HostLaunched:
         """Compute a pass."""
         return HostLaunched(self._compute(rows))
+
+    def new_features(self, shape: tuple[int, int, int]) -> Floats:
+        """Room for hidden states."""
+        return np.empty(shape, np.float32)
 
     def launch_showing(self, rows: Rows, dice: Sequence[Dice | None], shown: FeatureBuffer) -> HostLaunched:
         """Compute a pass, and show hidden states of it."""

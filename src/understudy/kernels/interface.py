@@ -41,6 +41,22 @@ class FeatureBuffer:
 
 
 @dataclass(frozen=True, slots=True)
+class ShownRows:
+    """Some rows' hidden states, left on the device where they were computed."""
+
+    states: Array
+    """[rows, layers, hidden] fp32, of the rows of one sequence in a pass"""
+    rows: tuple[int, ...]
+    """Which of those rows are meant, in order of their positions"""
+    columns: tuple[int, ...]
+    """Which of the layers, in the order that was asked for"""
+
+    def __len__(self) -> int:
+        """The number of rows that are meant."""
+        return len(self.rows)
+
+
+@dataclass(frozen=True, slots=True)
 class BodyShape:
     """What a pass must know of a model besides its weights."""
 
@@ -140,10 +156,20 @@ class Passes(Protocol):
 
 
 class FeaturePasses(Passes, Protocol):
-    """Passes that can show hidden states; not those of every device do."""
+    """Passes that can show hidden states."""
+
+    features_stay: bool
+    """Whether hidden states stay on the device: drafters that read them there are the only ones that are shown any."""
+
+    def new_features(self, shape: tuple[int, int, int]) -> Array:
+        """Room for hidden states [rows, layers, hidden] in fp32, where they are to lie."""
 
     def launch_showing(self, rows: Rows, dice: Sequence[Dice | None], shown: FeatureBuffer) -> Launched:
-        """As `launch`. `shown` lies on the host and is full when the pass has landed: its words or logits are there."""
+        """As `launch`; `shown` lies in `new_features`.
+
+        On the host it is full when the pass has landed: its words or logits are there. On a device it is full for
+        whoever launches after this.
+        """
 
 
 class Compute(Protocol):

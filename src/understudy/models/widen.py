@@ -38,6 +38,8 @@ from understudy.models.rope_scaling import RopeScaling
 from understudy.models.rotary import inverse_frequencies
 from understudy.models.weights import LoadedModel, Progress, expected_tensors
 
+WIDENED = "+widened"
+"""Parts the hash of a widened model: before it stands the model's own."""
 _NOISE = 0.05
 """The largest noise in rows that hold nothing of the small model. In others it is the largest of what they hold, so
 that a scale for each row, as int8 has it, is the small model's own."""
@@ -60,7 +62,7 @@ def widen_model(
         config=config,
         tensors=tensors,
         name=f"{model.name} widened to {shape.name}",
-        source_hash="-".join([f"{model.source_hash}+widened", *map(str, astuple(shape))]),
+        source_hash="-".join([f"{model.source_hash}{WIDENED}", *map(str, astuple(shape))]),
     )
 
 
@@ -81,8 +83,8 @@ def widen(
         fitting = [other.name for other in SHAPES.values() if _misfit(config, other) is None]
         remedy = f"Shapes that it fits in: {', '.join(fitting)}." if fitting else "It fits in none that has a name."
         raise ModelError(f"This model cannot be widened to {shape.name}: {misfit}.", remedy)
-    wide = _wide_config(config, shape)
-    places = _Places.of(config, shape, device)
+    wide = wide_config(config, shape)
+    places = WidePlaces.of(config, shape, device)
     held = {"lm_head.weight": tensors["model.embed_tokens.weight"], **tensors}  # where it is tied
     makers = {name: partial(_wide_tensor, name, size, held.get(name), places) for name, size in expected_tensors(wide)}
     return wide, LazyTensors(makers, progress=progress)
@@ -106,7 +108,7 @@ def _misfit(config: ModelConfig, shape: Shape) -> str | None:
             f"key-value heads, which has {shape.num_kv_heads}"
         )
     stride = shape.head_dim // config.head_dim
-    frequencies = inverse_frequencies(_wide_config(config, shape))[::stride]
+    frequencies = inverse_frequencies(wide_config(config, shape))[::stride]
     if not np.allclose(frequencies, inverse_frequencies(config), rtol=1e-12, atol=0.0):
         return "its rotary scaling (yarn) counts the dimensions of a head, and the shape's heads have twice as many"
     return None
@@ -118,7 +120,8 @@ def _num_copies(config: ModelConfig, shape: Shape) -> int:
     return -(-own // wide)
 
 
-def _wide_config(config: ModelConfig, shape: Shape) -> ModelConfig:
+def wide_config(config: ModelConfig, shape: Shape) -> ModelConfig:
+    """The configuration of the same function in a larger shape."""
     rope_scaling = config.rope_scaling
     if shape.head_dim != config.head_dim:
         rope_scaling = rope_scaling or RopeScaling(kind="linear", factor=1.0)
@@ -140,7 +143,7 @@ def _wide_config(config: ModelConfig, shape: Shape) -> ModelConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class _Places:
+class WidePlaces:
     """Where the small model's dimensions lie among the wide one's: indices, each in the small model's order."""
 
     hidden: Tensor
@@ -160,7 +163,8 @@ class _Places:
     """The small model's"""
 
     @classmethod
-    def of(cls, config: ModelConfig, shape: Shape, device: str) -> _Places:
+    def of(cls, config: ModelConfig, shape: Shape, device: str) -> WidePlaces:
+        """The places of a model in a shape."""
         stride = shape.head_dim // config.head_dim
         half = stride * torch.arange(config.head_dim // 2, device=device)
         dims = torch.cat([half, shape.head_dim // 2 + half])
@@ -183,27 +187,31 @@ class _Places:
             head_dim=config.head_dim,
         )
 
+    def copied(self, small: Tensor) -> Tensor:
+        """Keys' or values' weights [kv_heads * head_dim, ...], with the copies of each head side by side."""
+        heads = small.view(-1, self.head_dim, *small.shape[1:])
+        return heads.repeat_interleave(self.num_copies, 0).flatten(0, 1)
+
     def rows(self, role: str) -> Tensor:
         """Where the outputs of a layer lie."""
         kinds = {"q_proj": self.queries, "k_proj": self.keys, "v_proj": self.keys}
         return kinds.get(role, self.inner if role in ("gate_proj", "up_proj") else self.hidden)
 
 
-def _wide_tensor(name: str, size: tuple[int, ...], small: Tensor | None, places: _Places) -> Tensor:
+def _wide_tensor(name: str, size: tuple[int, ...], small: Tensor | None, places: WidePlaces) -> Tensor:
     """One tensor of the wide model; `small` is None in layers that the small model does not have."""
     role, kind = name.split(".")[-2:]
     device = places.hidden.device
     if small is not None:
         small = small.to(device)
         if role in ("k_proj", "v_proj"):
-            heads = small.view(-1, places.head_dim, *small.shape[1:])
-            small = heads.repeat_interleave(places.num_copies, 0).flatten(0, 1)
+            small = places.copied(small)
     if kind == "bias":
-        return _placed(torch.zeros(size, device=device), small, places.rows(role))
+        return placed(torch.zeros(size, device=device), small, places.rows(role))
     if len(size) == 1:
         live = places.dims if role in ("q_norm", "k_norm") else places.hidden
         scaled = None if small is None else small.float() * math.sqrt(len(live) / size[0])
-        return _placed(torch.ones(size, device=device), scaled, live)
+        return placed(torch.ones(size, device=device), scaled, live)
     if role == "embed_tokens":
         assert small is not None
         return torch.nn.functional.pad(small.bfloat16(), (0, size[1] - small.shape[1]))
@@ -211,17 +219,17 @@ def _wide_tensor(name: str, size: tuple[int, ...], small: Tensor | None, places:
     columns = {"o_proj": places.queries, "down_proj": places.inner}.get(role, places.hidden)
     reached = places.attended if role == "o_proj" else columns
     noise = torch.Generator(device).manual_seed(zlib.crc32(name.encode()))
-    return _wide_matrix(small, size, rows=rows, columns=columns, reached=reached, noise=noise)
+    return wide_matrix(small, size, rows=rows, columns=columns, reached=reached, noise=noise)
 
 
-def _placed(wide: Tensor, small: Tensor | None, live: Tensor) -> Tensor:
+def placed(wide: Tensor, small: Tensor | None, live: Tensor) -> Tensor:
     """A vector with the small one's numbers in their places."""
     if small is not None:
         wide[live] = small.to(wide.dtype)
     return wide
 
 
-def _wide_matrix(
+def wide_matrix(
     small: Tensor | None,
     size: tuple[int, ...],
     *,

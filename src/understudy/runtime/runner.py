@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,8 +35,9 @@ class Answer(NamedTuple):
     sureness: Sequence[float] = ()
     rivals: Sequence[int] = ()
     """[places] for whoever only guesses: see `kernels.interface.Drawn`"""
-    features: Floats | None = None
-    """[known rows, then the draft's nodes; `Runner.feature_layers`; hidden] if the work wants them"""
+    features: Any = None
+    """[known rows, then the draft's nodes; `Runner.feature_layers`; hidden] if the work wants them: Floats, or a tensor
+    on the device if they stay there"""
 
 
 class Flight:
@@ -49,7 +50,7 @@ class Flight:
         launched: Launched,
         *,
         draws: bool,
-        features: Floats | None = None,
+        features: Any = None,
     ) -> None:
         """`counts`: the places of each work; `features` [rows of the pass, layers, hidden] if any work wants them."""
         self.counts = counts
@@ -73,7 +74,7 @@ class Flight:
             start = stop
         return answers if self._features is None else self._with_features(answers, self._features)
 
-    def _with_features(self, answers: Sequence[Answer], features: Floats) -> list[Answer]:
+    def _with_features(self, answers: Sequence[Answer], features: Any) -> list[Answer]:
         """The answers with what they are shown; scouts are no part of a text, and nobody sees them."""
         shown: list[Answer] = []
         first = 0
@@ -110,6 +111,11 @@ class Runner:
         return hasattr(self._passes, "launch_showing") and not self._row_by_row
 
     @property
+    def features_stay(self) -> bool:
+        """Whether hidden states stay on the device: only drafters that read them there can be shown any."""
+        return self.shows_features and cast(FeaturePasses, self._passes).features_stay
+
+    @property
     def first_place(self) -> int:
         """Where the words of its passes begin, for whoever names them unseen."""
         return self._passes.first_place
@@ -136,8 +142,9 @@ class Runner:
         if not wants_features:
             return Flight(works, counts, self._passes.launch(rows, dice), draws=self.draws)
         shape = len(rows.token_ids), len(self.feature_layers), self.decoder.config.hidden_size
-        shown = FeatureBuffer(self.feature_layers, np.empty(shape, np.float32))
-        launched = cast(FeaturePasses, self._passes).launch_showing(rows, dice, shown)
+        passes = cast(FeaturePasses, self._passes)
+        shown = FeatureBuffer(self.feature_layers, passes.new_features(shape))
+        launched = passes.launch_showing(rows, dice, shown)
         return Flight(works, counts, launched, draws=self.draws, features=shown.into)
 
     def _rows(self, works: Sequence[Work]) -> Rows:

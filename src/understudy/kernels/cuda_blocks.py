@@ -1,0 +1,334 @@
+"""Passes of a trained draft that guesses a whole block at once: captured once for each size and then replayed.
+
+A pass reads hidden states of the target that are new (the context), and guesses behind the last of them. It goes from
+numbers to words without the host, as passes of a decoder do (cuda_passes.py). What it draws lies where the target's
+next pass can name it: guess k of text b at place k * texts + b, texts rounded up. Rows that are only padding write to a
+slot that nobody reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from understudy.core.dice import Dice
+from understudy.kernels import cuda_sample
+from understudy.kernels.cuda_passes import Places, cut, rounded, write_dice
+from understudy.kernels.cuda_rows import GROUP_ROWS, PAGE, PlacedRows
+from understudy.kernels.rows import MOST_PLACES
+
+MOST_TEXTS = 32
+MOST_CONTEXT = 256
+"""Rows of hidden states that one pass reads"""
+_CONTEXTS = (8, 32, MOST_CONTEXT)
+"""What a context is rounded up to: few sizes, since every one is captured. Eight rows and a block fill a tile."""
+_LEAST_KEYS = 256
+_NUM_STAGES = 6
+
+
+@dataclass(frozen=True, slots=True)
+class BlockWork:
+    """What one text wants of a pass. Slots, and the place among a text's keys, are those of the draft's own cache."""
+
+    context_positions: Sequence[int]
+    """Of the new hidden states, in order"""
+    context_slots: Sequence[int]
+    context_tokens: Sequence[int]
+    """The tokens that follow those positions"""
+    blocks: Sequence[int]
+    """Of its cache: the context of the pass and, behind it, the rows that guess, have room there"""
+    row_slots: Sequence[int] = ()
+    """Where the rows that guess lie; empty if nothing is to be guessed"""
+    row_positions: Sequence[int] = ()
+    """What they are turned by"""
+    row_keys: Sequence[int] = ()
+    """How many keys each of them sees, from the first one of the text's cache on"""
+    token: int = 0
+    """The last token of the text; the first guess is about the one that follows"""
+    position: int = 0
+    """Where it stands"""
+    dice: Dice | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSize:
+    """What a graph is captured for."""
+
+    texts: int
+    rows_each: int
+    context: int
+    keys: int
+    draws: bool
+    """Whether any text has a temperature above 0"""
+
+    @property
+    def rows(self) -> int:
+        """Rows that guess."""
+        return self.texts * self.rows_each
+
+    @property
+    def groups_each(self) -> int:
+        """Groups of rows of one text that read keys together."""
+        return -(-self.rows_each // GROUP_ROWS)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The arrays of a pass, all of 32 bits, as they lie one after the other in memory."""
+        return {
+            "how": (cuda_sample.INTS_PER_ROW * self.rows,),
+            "tokens": (self.texts,),
+            "context_tokens": (self.context,),
+            "last_rows": (self.texts,),
+            "positions": (self.rows + self.context,),
+            "slots": (self.rows + self.context,),
+            "tables": (self.texts, self.keys // PAGE),
+            "group_starts": (self.texts * self.groups_each + 1,),
+            "group_tables": (self.texts * self.groups_each,),
+            "prefix_lens": (self.rows,),
+            "tail_starts": (self.rows + 1,),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedBlocks:
+    """A pass on the device."""
+
+    size: BlockSize
+    features: Tensor
+    """[context, layers, hidden] fp32"""
+    tokens: Tensor
+    """[texts] int32"""
+    context_tokens: Tensor
+    """[context] int32"""
+    last_rows: Tensor
+    """[texts] int32, which row of the context is the last of each text"""
+    rows: PlacedRows
+    """Positions and slots of the rows that guess, then of the context; what the former see"""
+    how: cuda_sample.DrawnRows
+    """[rows that guess] step by step"""
+    drawn: Tensor
+    """[3, places] int32: words, how sure they are (bits of fp32), rivals"""
+
+
+Compute = Callable[[PlacedBlocks], None]
+"""A pass, from hidden states to what is drawn."""
+
+
+class BlockPasses:
+    """Runs passes of one draft, one after the other."""
+
+    def __init__(
+        self,
+        compute: Compute,
+        *,
+        places: Places,
+        device: torch.device,
+        rows_each: int,
+        feature_shape: tuple[int, int],
+        most_positions: int,
+        scratch_slot: int,
+        use_graphs: bool,
+        by_steps: bool = False,
+    ) -> None:
+        """`feature_shape` is [layers, hidden]; `scratch_slot` a slot of the draft's cache that no text owns.
+
+        Rows that guess lie text by text, or step by step.
+        """
+        self.compute = compute
+        self.by_steps = by_steps
+        self.rows_each = rows_each
+        self.most_texts = 1
+        while 2 * self.most_texts <= min(MOST_TEXTS, MOST_PLACES // rows_each):
+            self.most_texts *= 2
+        self.features = torch.zeros((MOST_CONTEXT, *feature_shape), dtype=torch.float32, device=device)
+        number = places.take()
+        self.first_place = number * 3 * MOST_PLACES
+        self.first_rival = self.first_place + 2 * MOST_PLACES
+        self.places = places
+        self.drawn = places.numbers[number]
+        self.device = device
+        self.use_graphs = use_graphs
+        self.pool = torch.cuda.graph_pool_handle() if use_graphs else None
+        self.most_positions = most_positions
+        self.scratch_slot = scratch_slot
+        self._captured: dict[BlockSize, _Captured] = {}
+        self._stages = [_Stage(device) for _ in range(_NUM_STAGES)]
+        self._num_launched = 0
+
+    def size_of(self, works: Sequence[BlockWork]) -> BlockSize:
+        """The size that a pass is rounded up to."""
+        num_context = sum(len(work.context_slots) for work in works)
+        return BlockSize(
+            texts=rounded(max(1, sum(bool(work.row_slots) for work in works))),
+            rows_each=self.rows_each,
+            context=next(count for count in _CONTEXTS if count >= num_context),
+            keys=rounded(max(max(work.row_keys, default=1) for work in works), _LEAST_KEYS),
+            draws=any(work.dice is not None and work.dice.temperature > 0.0 for work in works),
+        )
+
+    def launch(self, works: Sequence[BlockWork], features: Sequence[Tensor]) -> BlockLaunched:
+        """Begin a pass; `features`, one below the other, are those of all works' contexts [rows, layers, hidden]."""
+        at = 0
+        for part in features:
+            self.features[at : at + len(part)].copy_(part)
+            at += len(part)
+        assert at == sum(len(work.context_slots) for work in works) <= MOST_CONTEXT
+        size = self.size_of(works)
+        captured = self._captured.get(size)
+        if captured is None:
+            captured = self._captured[size] = _Captured(size, self)
+        stage = self._stages[self._num_launched % _NUM_STAGES]
+        self._num_launched += 1
+        stage.fill(captured, works, self)
+        captured.run()
+        stage.fetch(self.drawn)
+        return BlockLaunched(stage, size)
+
+
+class _Captured:
+    """A pass of one size: its buffers on the device, and the graph over them once it was captured."""
+
+    def __init__(self, size: BlockSize, passes: BlockPasses) -> None:
+        self.size = size
+        self.shapes = size.shapes()
+        self.num_numbers = sum(int(np.prod(shape)) for shape in self.shapes.values())
+        self.numbers = torch.zeros(self.num_numbers, dtype=torch.int32, device=passes.device)
+        views = dict(zip(self.shapes, cut(self.numbers, self.shapes), strict=True))
+        nothing = torch.zeros(0, dtype=torch.int32, device=passes.device)
+        how = cuda_sample.DrawnRows.within(views.pop("how"))
+        tokens, context_tokens, last_rows = (views.pop(name) for name in ("tokens", "context_tokens", "last_rows"))
+        rows = PlacedRows(
+            **views,
+            token_ids=nothing,
+            tail_slots=nothing,
+            logit_rows=nothing,
+            words=passes.places.numbers.view(-1),
+            most_keys=size.keys,
+        )
+        features = passes.features[: size.context]
+        self._placed = PlacedBlocks(size, features, tokens, context_tokens, last_rows, rows, how, passes.drawn)
+        self._passes = passes
+        self._is_new = True
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    def run(self) -> None:
+        """Replay the graph; the first time a size comes up, launch it as it is, and capture it for the next time."""
+        if self._graph is not None:
+            self._graph.replay()
+            return
+        self._passes.compute(self._placed)
+        self._passes.places.num_firsts += self._is_new
+        self._is_new = False
+        if self._passes.use_graphs:
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._passes.pool):
+                self._passes.compute(self._placed)
+            self._graph = graph
+
+
+class _Stage:
+    """The numbers of one pass in the host's memory, on their way to the GPU and back."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._is_pinned = device.type == "cuda"
+        self._numbers = torch.empty(0, dtype=torch.int32)
+        self._views: dict[BlockSize, dict[str, NDArray[Any]]] = {}
+        self._drawn = torch.empty((3, MOST_PLACES), dtype=torch.int32, pin_memory=self._is_pinned)
+        self.words: NDArray[np.int32] = self._drawn[0].numpy()
+        self.sureness: NDArray[np.float32] = self._drawn[1].numpy().view(np.float32)
+        self.rivals: NDArray[np.int32] = self._drawn[2].numpy()
+        self._arrived = torch.cuda.Event() if self._is_pinned else None  # type: ignore[no-untyped-call]
+
+    def fill(self, captured: _Captured, works: Sequence[BlockWork], passes: BlockPasses) -> None:
+        """Write a pass's numbers down, padded, and send them off."""
+        self.wait()  # what was sent from here before has arrived
+        size, to = captured.size, self._arrays(captured)
+        for name in ("positions", "tokens", "context_tokens", "last_rows", "group_tables", "prefix_lens"):
+            to[name][:] = 0
+        to["slots"][:] = passes.scratch_slot
+        guessing = [work for work in works if work.row_slots]
+        starts, each = to["group_starts"], size.rows_each
+        shape = (each, size.texts) if passes.by_steps else (size.texts, each)
+        rows = {name: to[name][: size.rows].reshape(shape) for name in ("positions", "slots", "prefix_lens")}
+        if passes.by_steps:
+            rows = {name: array.T for name, array in rows.items()}
+        for index, work in enumerate(guessing):
+            to["tokens"][index] = work.token
+            rows["positions"][index] = np.minimum(work.row_positions, passes.most_positions - 1)
+            rows["slots"][index] = work.row_slots
+            rows["prefix_lens"][index] = work.row_keys
+            to["tables"][index, : len(work.blocks)] = work.blocks
+            groups = slice(index * size.groups_each, (index + 1) * size.groups_each)
+            starts[groups] = index * each + GROUP_ROWS * np.arange(size.groups_each)
+            to["group_tables"][groups] = index
+        starts[len(guessing) * size.groups_each :] = len(guessing) * each  # what is padded belongs to no group
+        self._write_context(to, works, size)
+        dice = [work.dice for work in guessing] + [None] * (size.texts - len(guessing))
+        first = [work.position + 1 for work in guessing] + [0] * (size.texts - len(guessing))
+        write_dice(to, dice * each, (np.array(first, np.int32) + np.arange(each)[:, None]).ravel())
+        captured.numbers.copy_(self._numbers[: captured.num_numbers], non_blocking=True)
+
+    def _write_context(self, to: dict[str, NDArray[Any]], works: Sequence[BlockWork], size: BlockSize) -> None:
+        """Write where the rows of the context stand, and which of them is the last of each text."""
+        at, text = 0, 0
+        for work in works:
+            last = at + len(work.context_slots)
+            to["positions"][size.rows + at : size.rows + last] = work.context_positions
+            to["slots"][size.rows + at : size.rows + last] = work.context_slots
+            to["context_tokens"][at:last] = work.context_tokens
+            at = last
+            if work.row_slots:
+                to["last_rows"][text] = max(0, last - 1)
+                text += 1
+
+    def fetch(self, drawn: Tensor) -> None:
+        """Send the words back when they are there."""
+        self._drawn.copy_(drawn, non_blocking=True)
+        if self._arrived is not None:
+            self._arrived.record()
+
+    def wait(self) -> None:
+        """Wait until the words are there."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+
+    def _arrays(self, captured: _Captured) -> dict[str, NDArray[Any]]:
+        """The arrays of a size, and under `how.` those of its dice."""
+        if captured.num_numbers > self._numbers.numel():
+            count = rounded(captured.num_numbers)
+            self._numbers = torch.zeros(count, dtype=torch.int32, pin_memory=self._is_pinned)
+            self._views = {}
+        found = self._views.get(captured.size)
+        if found is None:
+            parts = cut(self._numbers, captured.shapes)
+            found = {name: view.numpy() for name, view in zip(captured.shapes, parts, strict=True)}
+            how = cuda_sample.DrawnRows.within(parts[0])
+            found |= {f"how.{part.name}": getattr(how, part.name).numpy() for part in fields(how)}
+            self._views[captured.size] = found
+        found["tail_starts"][:] = 0  # another size may have left its numbers there
+        return found
+
+
+class BlockLaunched:
+    """A pass under way."""
+
+    def __init__(self, stage: _Stage, size: BlockSize) -> None:
+        self._stage = stage
+        self.size = size
+
+    def guesses(self, text: int, depth: int) -> list[tuple[int, float, int]]:
+        """The words of one text that guesses, how sure each is, and who came second (-1: nobody); waits for the GPU."""
+        self._stage.wait()
+        stage = self._stage
+        at = [step * self.size.texts + text for step in range(depth)]
+        return [(int(stage.words[n]), float(stage.sureness[n]), int(stage.rivals[n])) for n in at]
+
+    def wait(self) -> None:
+        """Wait for the GPU."""
+        self._stage.wait()

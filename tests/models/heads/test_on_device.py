@@ -1,0 +1,205 @@
+"""Drafts on the GPU's kernels guess what the network that is their definition guesses, read in pieces or at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import cast
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.kernels.cuda_device import DEVICE, DTYPE, ON_GPU, PRECISION
+from tests.tiny_heads import tiny_spec
+from tests.tiny_models import write_tiny_model
+from understudy.core.dice import Dice
+from understudy.kernels.cuda import CudaCache, CudaKernels
+from understudy.kernels.cuda_blocks import BlockPasses, BlockWork
+from understudy.models.decoder import Decoder
+from understudy.models.heads.block import BlockHead
+from understudy.models.heads.block_on_device import BlockOnDevice
+from understudy.models.heads.draft_vocabulary import DraftVocabulary
+from understudy.models.heads.eagle import EagleHead
+from understudy.models.heads.eagle_on_device import EagleOnDevice
+from understudy.models.load import load_model
+from understudy.sampling.noise import NoiseKey, gumbel
+from understudy.train.run import new_head
+
+NUM_TOKENS = 5
+FAR = 40 * PRECISION
+"""How much lower, in fp32, the score of a guess may be than the best: weights and states are rounded here."""
+
+
+@dataclass
+class Rig:
+    """A draft with room for one text of four blocks."""
+
+    head: BlockHead | EagleHead
+    vocabulary: DraftVocabulary
+    decoder: Decoder
+    output: Tensor
+    embedding: Tensor
+    passes: BlockPasses
+    cache: CudaCache
+
+    def work(
+        self, tokens: Sequence[int], done: int, upto: int, *, guesses: bool, dice: Dice | None = None
+    ) -> BlockWork:
+        """Read positions from `done` on; the text's blocks are the cache's, from the last one on."""
+        blocks = [3, 1, 2, 0]
+        slots = [blocks[place // 32] * 32 + place % 32 for place in range(128)]
+        new = range(done, upto)
+        after = slots[upto : upto + NUM_TOKENS]
+        rows: dict[str, list[int]] = {}
+        if guesses and isinstance(self.head, BlockHead):
+            rows = {"row_slots": after, "row_positions": list(range(upto, upto + NUM_TOKENS))}
+            rows["row_keys"] = [upto + NUM_TOKENS] * NUM_TOKENS
+        elif guesses:
+            rows = {"row_slots": [0, *after[:-1]], "row_positions": list(range(upto - 1, upto - 1 + NUM_TOKENS))}
+            rows["row_keys"] = list(range(upto, upto + NUM_TOKENS))
+        return BlockWork(
+            context_positions=list(new),
+            context_slots=[slots[place] for place in new],
+            context_tokens=[tokens[place + 1] for place in new],
+            blocks=blocks,
+            **rows,
+            token=tokens[upto],
+            position=upto,
+            dice=dice,
+        )
+
+    @torch.no_grad()
+    def scores(self, features: Tensor, tokens: Sequence[int], words: Sequence[int]) -> tuple[Tensor, list[float]]:
+        """What the network says along the words: logits [steps, draft ids], and how sure it is."""
+        count = len(features)
+        output = self.output[self.vocabulary.ids].T
+        if isinstance(self.head, BlockHead):
+            context = self.head.context(features[None])
+            anchor = torch.tensor([[count - 1]])
+            rows = self.head(context, anchor, self.embedding[torch.tensor([[tokens[count]]])])[0, 0]
+            places = self.vocabulary.places[torch.tensor([tokens[count], *words[:-1]])]
+            return rows @ output + self.head.bias(places), self.head.confidence(rows, places).sigmoid().tolist()
+        embeddings = self.embedding[torch.tensor([tokens[1 : count + 1]])]
+        states, past = self.head.read(self.head.fusion(features[None]), embeddings, torch.arange(count))
+        found = []
+        for step, word in enumerate(words):
+            found.append(self.head.output_norm(states[0, -1]) @ output)
+            embedded = self.embedding[torch.tensor([[word]])]
+            states, past = self.head.read(states[:, -1:], embedded, torch.tensor([count + step]), past)
+        logits = torch.stack(found)
+        return logits, logits.softmax(dim=-1).amax(dim=-1).tolist()
+
+
+@pytest.fixture(scope="module", params=["block", "eagle"])
+def rig(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Rig:
+    loaded = load_model(write_tiny_model(tmp_path_factory.mktemp("tiny"), num_hidden_layers=3))
+    kernels = CudaKernels(device=DEVICE.type, dtype=DTYPE)
+    embedding = loaded.tensors["model.embed_tokens.weight"].float()
+    output = embedding if loaded.config.tie_embeddings else loaded.tensors["lm_head.weight"].float()
+    decoder = Decoder(loaded.config, loaded.tensors, kernels, weights=kernels.output_weights)
+    num_layers = 2 if request.param == "block" else 1
+    spec = replace(tiny_spec(request.param, loaded.config), num_tokens=NUM_TOKENS, num_layers=num_layers)
+    head = new_head(spec, seed=5)
+    assert isinstance(head, BlockHead | EagleHead)
+    with torch.no_grad():
+        for parameter in head.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(parameter.numel()))
+    vocabulary = DraftVocabulary(torch.arange(0, 7 * spec.num_draft_ids, 7), loaded.config.vocab_size)
+    passes, cache = passes_of(head, vocabulary, decoder, num_blocks=4)
+    return Rig(head, vocabulary, decoder, output, embedding, passes, cache)
+
+
+def passes_of(
+    head: BlockHead | EagleHead, vocabulary: DraftVocabulary, decoder: Decoder, *, num_blocks: int
+) -> tuple[BlockPasses, CudaCache]:
+    kernels = cast(CudaKernels, decoder.kernels)
+    make = BlockOnDevice if isinstance(head, BlockHead) else EagleOnDevice
+    network = make(head, vocabulary, decoder)  # type: ignore[arg-type]
+    cache = network.new_cache(num_blocks)
+    passes = BlockPasses(
+        lambda blocks: network.compute(blocks, cache),
+        places=kernels.places,
+        device=kernels.device,
+        rows_each=NUM_TOKENS,
+        feature_shape=(len(head.spec.feature_layers), head.spec.target.hidden_size),
+        most_positions=head.spec.target.max_positions,
+        scratch_slot=cache.scratch_slot,
+        use_graphs=kernels.use_graphs,
+        by_steps=network.by_steps,
+    )
+    return passes, cache
+
+
+def features_of(rig: Rig, count: int, seed: int = 0) -> Tensor:
+    shape = (count, len(rig.head.spec.feature_layers), rig.head.spec.target.hidden_size)
+    return 3.0 * torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+TOKENS = [(3 + 7 * place) % 300 for place in range(64)]
+
+
+@pytest.mark.parametrize("pieces", [(9,), (3, 9), (1, 40, 45)])
+def test_guesses_are_the_network_s(rig: Rig, pieces: Sequence[int]) -> None:
+    count = pieces[-1]
+    features = features_of(rig, count)
+    done = 0
+    for upto in pieces:
+        work = rig.work(TOKENS, done, upto, guesses=upto == count)
+        launched = rig.passes.launch([work], [features[done:upto].to(DEVICE)])
+        done = upto
+    for _ in range(3 if ON_GPU else 2):  # as it is, with its last row read again, and that replayed
+        guesses = launched.guesses(0, NUM_TOKENS)
+        words = [word for word, _, _ in guesses]
+        assert set(words) <= set(rig.vocabulary.ids.tolist())
+        logits, sure = rig.scores(features, TOKENS, words)
+        for step, (word, sureness, rival) in enumerate(guesses):
+            line = logits[step]
+            first, second = line.topk(2).values.tolist()
+            assert float(line[rig.vocabulary.places[word]]) > first - FAR
+            assert float(line[rig.vocabulary.places[rival]]) > second - FAR
+            assert word != rival
+            assert abs(sureness - sure[step]) < FAR
+        again = rig.work(TOKENS, count - 1, count, guesses=True)
+        launched = rig.passes.launch([again], [features[count - 1 :].to(DEVICE)])
+
+
+def test_guesses_share_the_target_s_noise(rig: Rig) -> None:
+    """Above temperature 0 each guess is the best of score + the noise of its own id and position."""
+    count, dice = 6, Dice(temperature=1.5, top_k=0, top_p=1.0, min_p=0.0, seed=11, choice=2)
+    features = features_of(rig, count, seed=3)
+    work = rig.work(TOKENS, 0, count, guesses=True, dice=dice)
+    words = [word for word, _, _ in rig.passes.launch([work], [features.to(DEVICE)]).guesses(0, NUM_TOKENS)]
+    logits, _ = rig.scores(features, TOKENS, words)
+    for step, word in enumerate(words):
+        noise = gumbel(NoiseKey(11, 2), count + 1 + step, rig.vocabulary.ids.numpy())
+        totals = logits[step].double() / 1.5 + torch.from_numpy(noise)
+        assert float(totals[rig.vocabulary.places[word]]) > float(totals.max()) - FAR
+    assert words != [int(rig.vocabulary.ids[line.argmax()]) for line in logits], "noise decides somewhere"
+
+
+def test_texts_side_by_side_guess_as_alone(rig: Rig) -> None:
+    """Three texts, padded to four, of which one is short, one long, and one crosses a page."""
+    lengths = (2, 30, 5)
+    features = [features_of(rig, length, seed=length) for length in lengths]
+    alone = []
+    for length, own in zip(lengths, features, strict=True):
+        work = rig.work(TOKENS, 0, length, guesses=True)
+        alone.append(rig.passes.launch([work], [own.to(DEVICE)]).guesses(0, NUM_TOKENS))
+    works = [rig.work(TOKENS, 0, length, guesses=True) for length in lengths]
+    room, _ = passes_of(rig.head, rig.vocabulary, rig.decoder, num_blocks=2 * len(works))
+    for number, work in enumerate(works):
+        _move(work, [2 * number + 1, 2 * number])
+    together = room.launch(works, [own.to(DEVICE) for own in features])
+    for text, expected in enumerate(alone):
+        found = together.guesses(text, NUM_TOKENS)
+        assert [(word, rival) for word, _, rival in found] == [(word, rival) for word, _, rival in expected]
+
+
+def _move(work: BlockWork, blocks: list[int]) -> None:
+    """Put a text into two other blocks."""
+    own = {3: 0, 1: 1}  # the blocks that it has, and their places
+    for name in ("context_slots", "row_slots"):
+        slots = [blocks[own.get(slot // 32, 0)] * 32 + slot % 32 for slot in getattr(work, name)]
+        object.__setattr__(work, name, slots)
+    object.__setattr__(work, "blocks", blocks)
