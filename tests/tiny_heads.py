@@ -15,9 +15,9 @@ from understudy.models.heads.draft_vocabulary import DraftVocabulary
 from understudy.models.heads.files import TrainedHead
 from understudy.models.heads.spec import HeadKind, HeadSpec, default_spec
 from understudy.train.data import Sample
-from understudy.train.guesses import Guesser
+from understudy.train.guesses import Guesser, words_at
 from understudy.train.run import new_head
-from understudy.train.teacher import Teacher
+from understudy.train.teacher import Reading, Teacher
 
 NUM_LAYERS = 4
 NUM_DRAFT_IDS = 40
@@ -64,6 +64,17 @@ def stirred(guesser: Guesser, *, seed: int = 1) -> Guesser:
         for parameter in guesser.head.parameters():
             parameter += torch.randn(parameter.shape, generator=generator) * 0.15
     return guesser
+
+
+@torch.no_grad()
+def greedy_chains(guesser: Guesser, reading: Reading, anchors: torch.Tensor) -> torch.Tensor:
+    """The best words of a chain from each anchor, as the target's ids: [B, A, guesses]."""
+    ids = guesser.vocabulary.ids
+
+    def before(_: int, logits: torch.Tensor | None) -> torch.Tensor:
+        return words_at(reading, anchors + 1) if logits is None else ids[logits.argmax(dim=-1)]
+
+    return torch.stack([ids[guess.logits.argmax(dim=-1)] for guess in guesser.after(reading, anchors, before)], dim=-1)
 
 
 def tiny_decoder(guesser: Guesser) -> Decoder:

@@ -49,6 +49,9 @@ def test_a_draft_in_two_calls(run: Run, model: Path, prompts: Path, tmp_path: Pa
     code, said = run(*call)
     assert code == 0
     assert "training: 3 of 3 loss" in said
+    assert "measuring: 6 of 6" in said  # one held-out prompt: two times without a draft, and four arms
+    assert "tree, temperature 1: mean" in said
+    assert "1 of 1" in said
     assert load_head(tmp_path / "draft").spec.kind == "medusa"
 
 
@@ -58,6 +61,7 @@ def test_a_draft_in_two_calls(run: Run, model: Path, prompts: Path, tmp_path: Pa
         ((), "nothing to train on"),
         (("--data", "missing.jsonl"), "no file or folder missing.jsonl"),
         (("--self-elicited", 2, "--minutes", 0), "--minutes is 0"),
+        (("--self-elicited", 2, "--measure", -1), "--measure is -1"),
         (("--self-elicited", 2, "--steps", 0), "--steps is 0"),
         (("--self-elicited", -1), "nothing to train on"),
         (("--self-elicited", 2, "--seed", -1), "--seed is -1"),

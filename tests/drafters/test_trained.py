@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from tests.tiny_heads import stirred, tiny_decoder, tiny_guesser, trained_head
+from tests.tiny_heads import greedy_chains, stirred, tiny_decoder, tiny_guesser, trained_head
 from tests.tiny_models import tiny_config, tiny_tensors
 
 from understudy.control.cost import CostModel
@@ -73,7 +73,7 @@ class Case:
         return draft
 
     def greedy(self, anchors: Sequence[int]) -> list[list[int]]:
-        found: list[list[int]] = self.guesser.greedy(self.reading, torch.tensor([anchors]))[0].tolist()
+        found: list[list[int]] = greedy_chains(self.guesser, self.reading, torch.tensor([anchors]))[0].tolist()
         return found
 
     @torch.no_grad()
@@ -93,7 +93,7 @@ class Case:
         def before(k: int, logits: object) -> torch.Tensor:
             return torch.tensor([[words[k]]])
 
-        guesses = guesser._guesses(self.reading, torch.tensor([[anchor]]), before)
+        guesses = guesser.after(self.reading, torch.tensor([[anchor]]), before)
         return next(guess.logits[0, 0] for k, guess in enumerate(guesses) if k == len(path))
 
     def guesses(self, anchor: int, path: Path) -> Guesses:
@@ -158,7 +158,7 @@ def test_a_block_says_how_sure_it_was_trained_to_be() -> None:
     head = case.guesser.head
     assert isinstance(head, BlockHead)
     anchor = 40
-    guesses = case.guesser._guesses(case.reading, torch.tensor([[anchor]]), lambda k, _: torch.tensor([[words[k]]]))
+    guesses = case.guesser.after(case.reading, torch.tensor([[anchor]]), lambda k, _: torch.tensor([[words[k]]]))
     chain = case.draft(case.drafter(), anchor)
     words = [case.tokens[anchor + 1], *chain.tokens]
     with torch.no_grad():

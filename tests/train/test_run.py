@@ -121,6 +121,22 @@ def test_from_prompts_to_a_draft(kind: HeadKind, model: Path, prompts: Path, tmp
     assert trained.provenance["train"]["seed"] == 0
     assert trained.provenance["num_samples"] == 9
     assert trained.provenance["measured"] == json.loads(json.dumps(outcome.measured))
+    arms = outcome.measured["arms"]
+    assert [(arm["shape"], arm["temperature"]) for arm in arms] == [
+        *(("chain", 0.0), ("tree", 0.0), ("chain", 1.0), ("tree", 1.0))
+    ]
+    for arm in arms:
+        assert sum(told["num_answers"] for told in arm["classes"].values()) > 0
+        assert all(told["num_same"] == told["num_answers"] for told in arm["classes"].values())
+
+
+def test_it_need_not_be_measured(model: Path, prompts: Path, tmp_path: Path) -> None:
+    parts: list[str] = []
+    unmeasured = replace(plan("medusa", model, prompts, tmp_path), measured_by_class=0)
+    outcome = run(unmeasured, watcher=lambda part, *_: parts.append(part))
+    assert outcome.is_done
+    assert "evaluate" not in parts
+    assert set(load_head(tmp_path).provenance["measured"]) == {"loss", "coverage"}
 
 
 def test_in_parts_it_comes_to_the_same_draft(model: Path, prompts: Path, tmp_path: Path) -> None:
@@ -137,6 +153,14 @@ def test_in_parts_it_comes_to_the_same_draft(model: Path, prompts: Path, tmp_pat
 
     with pytest.raises(Killed):
         run(parts, watcher=kill)
+    assert not (tmp_path / "b" / "draft.json").exists()
+
+    def kill_later(part: str, done: int, _: int, __: str) -> None:
+        if part == "evaluate" and done == 12:
+            raise Killed
+
+    with pytest.raises(Killed):
+        run(parts, watcher=kill_later)
     assert not (tmp_path / "b" / "draft.json").exists()
     assert run(parts).is_done
     one, other = (load_head(tmp_path / name).head.state_dict() for name in "ab")

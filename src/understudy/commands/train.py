@@ -57,6 +57,13 @@ def add_train(commands: Any) -> None:
     add("--layers", type=int, metavar="N", help="layers of a block (default: 2)")
     add("--draft-ids", type=int, default=8192, metavar="N", help="ids that it can guess (default: 8192)")
     add("--seed", type=int, default=0, metavar="N", help="of answers, weights and order (default: 0)")
+    add(
+        "--measure",
+        type=int,
+        default=8,
+        metavar="N",
+        help="held-out prompts of each class to measure on; 0: none (default: 8)",
+    )
     add("--stored", choices=("int8", "fp16"), default="int8", help="how weights are written (default: int8)")
     add(
         "--device", choices=DEVICE_CHOICES, default="auto", help="where it is computed (default: a GPU if there is one)"
@@ -94,7 +101,7 @@ def _check(arguments: argparse.Namespace) -> None:
         raise ConfigError("There is nothing to train on.", "Name prompts with --data, or ask for --self-elicited ones.")
     if arguments.minutes is not None and not 0.0 < arguments.minutes <= 1e5:
         raise ConfigError(f"--minutes is {arguments.minutes:g}.", "Give a number above 0.")
-    for name in ("self_elicited", "about_own"):
+    for name in ("self_elicited", "about_own", "measure"):
         if getattr(arguments, name) < 0:
             flag = f"--{name.replace('_', '-')}"
             raise ConfigError(f"{flag} is {getattr(arguments, name)}.", "Give a whole number from 0 on.")
@@ -139,6 +146,7 @@ def _plan(arguments: argparse.Namespace) -> Plan:
         max_prompts=arguments.num_prompts,
         num_draft_ids=arguments.draft_ids,
         num_layers=arguments.layers,
+        measured_by_class=arguments.measure,
         stored=arguments.stored,
         device=arguments.device,
         num_threads=arguments.threads,

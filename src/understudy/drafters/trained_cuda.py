@@ -29,7 +29,9 @@ _REPEATS = 3
 class HasBlocks(Protocol):
     """A runner, as far as a draft must know it."""
 
-    num_blocks: int
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of its cache."""
 
 
 def make_trained_drafter_on_device(

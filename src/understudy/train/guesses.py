@@ -1,9 +1,8 @@
-"""What drafts guess from every anchor of a batch, place by place: the same for training and for measuring.
+"""What drafts guess from every anchor of a batch, place by place.
 
     anchor i   a position whose features are known, with its next token x[i+1]; guess k from it is about x[i+2+k]
 
-In training every guess is made after the text's own words. In measuring (`greedy`) it is made after the draft's
-own best words, as on a chain at temperature 0.
+In training every guess is made after the text's own words. In serving it is made after the draft's own (`after`).
 """
 
 from __future__ import annotations
@@ -52,19 +51,10 @@ class Guesser:
 
     def after_text(self, reading: Reading, anchors: Tensor) -> Iterator[Guess]:
         """Guesses after the text's own words; anchors [B, A]. Beyond the text's end they mean nothing."""
-        return self._guesses(reading, anchors, lambda k, _: _words(reading, anchors + 1 + k))
+        return self.after(reading, anchors, lambda k, _: words_at(reading, anchors + 1 + k))
 
-    @torch.no_grad()
-    def greedy(self, reading: Reading, anchors: Tensor) -> Tensor:
-        """The best words of a chain from each anchor, as the target's ids: [B, A, guesses]."""
-
-        def before(_: int, logits: Tensor | None) -> Tensor:
-            return _words(reading, anchors + 1) if logits is None else self.vocabulary.ids[logits.argmax(dim=-1)]
-
-        guesses = self._guesses(reading, anchors, before)
-        return torch.stack([self.vocabulary.ids[guess.logits.argmax(dim=-1)] for guess in guesses], dim=-1)
-
-    def _guesses(self, reading: Reading, anchors: Tensor, before: Before) -> Iterator[Guess]:
+    def after(self, reading: Reading, anchors: Tensor, before: Before) -> Iterator[Guess]:
+        """Guesses after any words."""
         head = self.head
         if isinstance(head, MedusaHead):
             return self._medusa(head, reading, anchors)
@@ -113,6 +103,6 @@ def _rows(x: Tensor, anchors: Tensor) -> Tensor:
     return x.gather(1, anchors[..., None].expand(-1, -1, x.shape[-1]))
 
 
-def _words(reading: Reading, places: Tensor) -> Tensor:
+def words_at(reading: Reading, places: Tensor) -> Tensor:
     """The words [B, A] of the texts at places [B, A]; beyond the end the last."""
     return reading.token_ids.gather(1, places.clamp(max=reading.token_ids.shape[1] - 1))

@@ -46,16 +46,29 @@ def progress(console: Console) -> Iterator[Watcher]:
 
 def show_measured(measured: dict[str, Any], console: Console) -> None:
     """Print what the draft was measured at, by class."""
-    table = Table(box=None)
-    for heading in ("class", "tokens per cycle", "acceptance by position"):
-        table.add_column(heading)
-    chain = measured["greedy_chain"]
-    for name, told in chain["classes"].items():
-        rates = " ".join(f"{rate:.2f}" for rate in told["acceptance_by_position"])
-        table.add_row(name, f"{told['tokens_per_cycle']:.2f}", rates)
-    if chain["classes"]:
-        console.print(table)
-        console.print(f"mean over classes: {chain['mean_tokens_per_cycle']:.2f} tokens per cycle, greedy chain")
-    else:
-        console.print("No held-out answer was given at temperature 0: nothing was measured.")
+    for arm in measured.get("arms", ()):
+        show_arm(arm, console)
     console.print(f"draft vocabulary: {measured['coverage']:.1%} of held-out words; loss {measured['loss']:.3f}")
+
+
+def show_arm(arm: dict[str, Any], console: Console, *, name: str = "") -> None:
+    """Print one arm (`evaluate.describe`) as a table. Words that a draft changed are told of."""
+    title = f"{name}{arm['shape']}, temperature {arm['temperature']:g}"
+    if not arm["classes"]:
+        console.print(f"{title}: nothing was answered")
+        return
+    table = Table(box=None, title=f"{title}: mean {arm['mean_tokens_per_cycle']:.2f}", title_justify="left")
+    for heading in ("class", "tokens per cycle", "rows per cycle", "same words", "acceptance by position"):
+        table.add_column(heading)
+    for name_of_class, told in arm["classes"].items():
+        table.add_row(
+            name_of_class,
+            f"{told['tokens_per_cycle']:.2f}",
+            f"{told['rows_per_cycle']:.1f}",
+            f"{told['num_same']} of {told['num_answers']}",
+            " ".join(f"{rate:.2f}" for rate in told["acceptance_by_position"]),
+        )
+    console.print(table)
+    num_other = sum(told["num_answers"] - told["num_same"] for told in arm["classes"].values())
+    if num_other:
+        console.print(f"{num_other} answers have other words than without a draft: this is a fault of the engine.")

@@ -3,6 +3,8 @@
     OUT/work/collect.json    what is being collected, and for which target
     OUT/work/samples.jsonl   the target's answers
     OUT/work/state.pt        training, as far as it came
+    OUT/work/draft/          the trained draft, before it is measured
+    OUT/work/measured.json   what it was measured at so far
     OUT/draft.json, weights.safetensors    the trained draft, written last
 
 Answers may lie in a folder of their own instead, so that several drafts learn from the same.
@@ -16,7 +18,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -26,6 +27,7 @@ from typing import Any
 import torch
 
 from understudy import __version__
+from understudy.assembly import Target, load_target
 from understudy.config import EngineConfig
 from understudy.core.weights import DeviceChoice
 from understudy.errors import ConfigError
@@ -38,8 +40,8 @@ from understudy.models.weights import LoadedModel
 from understudy.train import collect as collecting
 from understudy.train.collect import CollectSettings
 from understudy.train.data import Sample, read_samples, samples_digest, split_samples
-from understudy.train.evaluate import describe, evaluate
 from understudy.train.guesses import Guesser
+from understudy.train.held_out import HeldOut, measure_held_out
 from understudy.train.loop import Progressed, train
 from understudy.train.prompts import TrainPrompt, read_prompts
 from understudy.train.settings import TrainSettings
@@ -67,6 +69,8 @@ class Plan:
     num_layers: int | None = None
     """Of a block; what suits the target if None."""
     held_out_share: float = 0.02
+    measured_by_class: int = 8
+    """Held-out prompts of each class that the draft is measured on; 0 leaves it unmeasured."""
     stored: StoredType = "int8"
     device: DeviceChoice = "auto"
     num_threads: int | None = None
@@ -109,19 +113,21 @@ def run(plan: Plan, *, deadline_s: float = math.inf, watcher: Watcher | None = N
     guesser = _guesser(plan, loaded, kept)
     with _threads(plan.num_threads), _fast_products():
         came = _train(plan, guesser, kept, work / "state.pt", deadline_s=deadline_s, tell=tell)
-        if not came.is_done or time.monotonic() >= deadline_s:
-            return Outcome("evaluate" if came.is_done else "train", {})
-        tell("evaluate", 0, 1, "")
-        walked = evaluate(guesser, held_out, max_length=plan.train.max_length)
-    measured = {
+    if not came.is_done:
+        return Outcome("train", {})
+    measured: dict[str, Any] = {
         "loss": came.loss,
         "coverage": coverage(guesser.vocabulary, (sample.answer_ids for sample in held_out)),
-        "greedy_chain": describe(walked),
     }
     provenance = _provenance(plan, prompts, samples) | {"measured": measured}
     trained = TrainedHead(guesser.head.spec, guesser.head, guesser.vocabulary, provenance)
+    save_head(work / "draft", trained, stored=plan.stored)
+    if plan.measured_by_class:
+        arms = _measure(plan, held_out, work, deadline_s=deadline_s, tell=tell)
+        if arms is None:
+            return Outcome("evaluate", {})
+        measured["arms"] = arms
     save_head(plan.out, trained, stored=plan.stored)
-    tell("evaluate", 1, 1, "")
     return Outcome("done", measured)
 
 
@@ -183,6 +189,28 @@ def _train(
         state_file=state_file,
         deadline_s=deadline_s,
         watcher=lambda done, total, loss: tell("train", done, total, f"loss {loss:.3f}"),
+    )
+
+
+def _measure(
+    plan: Plan, samples: Sequence[Sample], work: Path, *, deadline_s: float, tell: Watcher
+) -> list[dict[str, Any]] | None:
+    """Measure what was written as it will serve. Medusa serves on a CPU alone."""
+
+    def load() -> Target:
+        device: DeviceChoice = "cpu" if plan.kind == "medusa" else plan.device
+        return load_target(plan.model, device=device, num_threads=plan.num_threads)
+
+    held_out = HeldOut(
+        samples=samples, prompts_by_class=plan.measured_by_class, max_tokens=plan.collect.max_tokens
+    )  # fmt: skip
+    return measure_held_out(
+        load,
+        work / "draft",
+        held_out,
+        notes=work / "measured.json",
+        deadline_s=deadline_s,
+        watcher=lambda done, total: tell("evaluate", done, total, ""),
     )
 
 

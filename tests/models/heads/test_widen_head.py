@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.models.test_widen import GROWN
-from tests.tiny_heads import NUM_DRAFT_IDS, tiny_spec
+from tests.tiny_heads import NUM_DRAFT_IDS, greedy_chains, tiny_spec
 from tests.tiny_models import VOCAB_SIZE, tiny_config, tiny_tensors
 from understudy.errors import ModelError
 from understudy.models.config import ModelConfig
@@ -58,7 +58,7 @@ def test_a_widened_draft_guesses_the_same(kind: HeadKind, grown: str) -> None:
         guesser = Guesser(one.head, one.vocabulary, teacher)
         with torch.no_grad():
             reading = teacher.read(text, one.spec.feature_layers)
-            words = guesser.greedy(reading, anchors)
+            words = greedy_chains(guesser, reading, anchors)
             found = list(guesser.after_text(reading, anchors))
         confidence = [guess.confidence for guess in found if guess.confidence is not None]
         scores.append((words, torch.stack([guess.logits for guess in found]), confidence))
