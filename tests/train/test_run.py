@@ -121,6 +121,10 @@ def test_from_prompts_to_a_draft(kind: HeadKind, model: Path, prompts: Path, tmp
     assert trained.provenance["train"]["seed"] == 0
     assert trained.provenance["num_samples"] == 9
     assert trained.provenance["measured"] == json.loads(json.dumps(outcome.measured))
+    assert (tmp_path / "speculators" / "model.safetensors").is_file() == (kind == "eagle")
+    if kind == "eagle":
+        config = json.loads((tmp_path / "speculators" / "config.json").read_bytes())
+        assert config["speculators_config"]["verifier"]["name_or_path"] == str(model)
     arms = outcome.measured["arms"]
     assert [(arm["shape"], arm["temperature"]) for arm in arms] == [
         *(("chain", 0.0), ("tree", 0.0), ("chain", 1.0), ("tree", 1.0))

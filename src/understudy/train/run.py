@@ -5,6 +5,7 @@
     OUT/work/state.pt        training, as far as it came
     OUT/work/draft/          the trained draft, before it is measured
     OUT/work/measured.json   what it was measured at so far
+    OUT/speculators/         the trained draft for others to load, if it is an eagle
     OUT/draft.json, weights.safetensors    the trained draft, written last
 
 Answers may lie in a folder of their own instead, so that several drafts learn from the same.
@@ -32,9 +33,11 @@ from understudy.config import EngineConfig
 from understudy.core.weights import DeviceChoice
 from understudy.errors import ConfigError
 from understudy.llm import LLM
+from understudy.models import embedded, hub
 from understudy.models.heads.draft_vocabulary import DraftVocabulary, choose_vocabulary, coverage
 from understudy.models.heads.files import DraftHead, StoredType, TrainedHead, make_head, replace_file, save_head
 from understudy.models.heads.spec import HeadKind, HeadSpec, default_spec
+from understudy.models.heads.speculators_format import save_speculators
 from understudy.models.load import load_model
 from understudy.models.weights import LoadedModel
 from understudy.train import collect as collecting
@@ -127,6 +130,9 @@ def run(plan: Plan, *, deadline_s: float = math.inf, watcher: Watcher | None = N
         if arms is None:
             return Outcome("evaluate", {})
         measured["arms"] = arms
+    if plan.kind == "eagle":
+        verifier = _verifier(plan.model)
+        save_speculators(plan.out / "speculators", trained, guesser.teacher.output, verifier=verifier)
     save_head(plan.out, trained, stored=plan.stored)
     return Outcome("done", measured)
 
@@ -212,6 +218,13 @@ def _measure(
         deadline_s=deadline_s,
         watcher=lambda done, total: tell("evaluate", done, total, ""),
     )
+
+
+def _verifier(model: str | None) -> str:
+    """How others name the target: by its name on the hub, or by its place."""
+    if model is None:
+        return embedded.HUB_NAME
+    return hub.HubName.parse(model).repository if model.startswith(hub.PREFIX) else str(Path(model).resolve())
 
 
 def _guesser(plan: Plan, loaded: LoadedModel, samples: Sequence[Sample]) -> Guesser:
