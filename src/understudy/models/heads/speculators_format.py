@@ -37,7 +37,7 @@ _LAYER = {
 }
 """Parts of our layer -> names of theirs."""
 _FORMAT_VERSION = "0.9.0"
-"""Of the library that this was written for, the first to know `fc_norm`."""
+"""Of the library that this was written for. It knows `fc_norm` since 0.7, vLLM since 0.25."""
 
 
 def save_speculators(folder: Path, trained: TrainedHead, output: Tensor, *, verifier: str) -> None:
@@ -101,6 +101,7 @@ def _config(trained: TrainedHead, verifier: str) -> dict[str, Any]:
             "max_position_embeddings": target.max_positions,
             "rms_norm_eps": target.rms_norm_eps,
             "rope_parameters": declared["rope_parameters"],
+            "rope_theta": target.rope_theta,  # where transformers before version 5 look for it
             "attention_bias": False,
             "mlp_bias": False,
             "tie_word_embeddings": False,
