@@ -30,7 +30,7 @@ from rich.table import Table
 
 from understudy.assembly import build_engine, load_target
 from understudy.bench.prompts import own_prompts
-from understudy.config import EngineConfig
+from understudy.config import AUTO_DRAFT, EngineConfig
 from understudy.core.events import Decided, Event, ignore
 from understudy.core.request import Request, SamplingParams, Speculation
 from understudy.engine.engine import Engine
@@ -203,7 +203,7 @@ def main() -> None:
         found, num_different = pooled(options.pool)
         show(console, rows_of(found), num_different)
         sys.exit(1 if num_different else 0)
-    target = load_target()
+    target = load_target(draft=AUTO_DRAFT)  # the default is measured with the draft that comes with it
     decided: list[Decided] = []
 
     def hear(event: Event) -> None:

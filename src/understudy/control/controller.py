@@ -88,9 +88,17 @@ class Controller:
         is_over = self._engine.ledger.is_over or self._class(workload_class).ledger.is_over
         return (drafter in self._exempt or self._breaker(workload_class, drafter).asks()) and not is_over
 
-    def permits_asking(self, texts: Mapping[str, int], seconds: float) -> bool:
-        """Whether the ledgers have room for a drafter that takes so long to ask, for so many texts by class."""
+    def permits_asking(
+        self, texts: Mapping[str, int], seconds: float, *, base: Load | None = None, load: Load | None = None
+    ) -> bool:
+        """Whether the ledgers have room for a drafter that takes so long to ask, for so many texts by class.
+
+        `load` has the rows that it is asked for, `base` none: where there is no room for them, asking would be in vain.
+        """
         total = sum(texts.values())
+        if base is not None and load is not None:
+            worst_s = self._worst.of(load.rows - base.rows, self._cost.step_s(load, base))
+            seconds += max(0.0, worst_s - self._cost.step_s(base))
         parts = [(self._class(name), seconds * count / total) for name, count in texts.items()]
         return all(self._permits(known, share_s) for known, share_s in [(self._engine, seconds), *parts])
 

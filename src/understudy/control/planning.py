@@ -66,6 +66,8 @@ class Plan:
     """What one more drafted token costs one sequence: its share of a pass, and its row in the target's."""
     drafting_s: float = 0.0
     """What the drafter's own passes take in this cycle, and its reading, spread over the cycles that it serves."""
+    load: Load | None = None
+    """The target's pass with all that would be drafted."""
 
     def is_worth(self, survival: float) -> bool:
         """Whether a further token that will stand with this probability is worth its time."""
@@ -115,7 +117,7 @@ def plan(
             if speed > best_speed:
                 row_s = (verify_s - plain_s) / (count * depth)
                 token_s = row_s if is_one_pass else pass_s / count + row_s
-                best = Plan(tuple(sorted(order[:count])), depth, speed, token_s, drafting_s)
+                best = Plan(tuple(sorted(order[:count])), depth, speed, token_s, drafting_s, rows)
                 best_speed = speed
     return best
 

@@ -119,7 +119,7 @@ class Pricing:
         asked = set(chosen.asked)
         if asked:
             texts = by_class(sequences[index].request.workload_class for index in asked)
-            if not controller.permits_asking(texts, chosen.drafting_s):
+            if not controller.permits_asking(texts, chosen.drafting_s, base=base, load=chosen.load):
                 asked = set()
         else:
             asked = self._probe(drafter, sequences, prospects, base)

@@ -59,7 +59,11 @@ def _chosen(features: Any, rows: Items[int], columns: Items[int]) -> NDArray[np.
     """
     if not isinstance(features, np.ndarray):
         return ShownRows(features, tuple(rows), tuple(columns))
-    seen: NDArray[np.float32] = features[np.ix_(rows, columns)]
+    seen: NDArray[np.float32]
+    if len(columns) == features.shape[1] and rows[-1] - rows[0] == len(rows) - 1:  # all of some rows: the common case
+        seen = features[rows[0] : rows[-1] + 1].copy()
+    else:
+        seen = features[np.ix_(rows, columns)]
     seen.flags.writeable = False
     return seen
 
