@@ -99,6 +99,14 @@ def test_who_owes_too_much_is_not_asked_and_not_given_rows() -> None:
     assert controller.refused({"chat": 2}, BASE, Load(3, 0, 0), {}) == set()
 
 
+def test_nobody_is_asked_for_rows_that_there_is_no_room_for() -> None:
+    scene = Scene()
+    scene.step(rows=4, forward_s=1.9)
+    controller = scene.controller
+    assert controller.permits_asking({"chat": 1}, 0.05), "there is room for the asking"
+    assert not controller.permits_asking({"chat": 1}, 0.05, base=BASE, load=Load(BASE.rows + 8, 0, 0))
+
+
 def test_one_class_owes_and_another_does_not() -> None:
     scene = Scene()
     for _ in range(5):

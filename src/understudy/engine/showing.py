@@ -60,7 +60,8 @@ def _chosen(features: Any, rows: Items[int], columns: Items[int]) -> NDArray[np.
     if not isinstance(features, np.ndarray):
         return ShownRows(features, tuple(rows), tuple(columns))
     seen: NDArray[np.float32]
-    if len(columns) == features.shape[1] and rows[-1] - rows[0] == len(rows) - 1:  # all of some rows: the common case
+    is_whole = list(columns) == list(range(features.shape[1]))
+    if is_whole and rows[-1] - rows[0] == len(rows) - 1:  # all of rows that follow each other: the common case
         seen = features[rows[0] : rows[-1] + 1].copy()
     else:
         seen = features[np.ix_(rows, columns)]
