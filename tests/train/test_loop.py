@@ -15,8 +15,9 @@ from tests.tiny_heads import tiny_guesser, tiny_samples
 from understudy.errors import ConfigError, ModelError
 from understudy.models.heads.spec import HEAD_KINDS, HeadKind
 from understudy.train.data import make_batch
+from understudy.train.guesses import batch_loss, draw_anchors
 from understudy.train.lessons import read_lesson
-from understudy.train.loop import batch_loss, draw_anchors, rate_at, train
+from understudy.train.loop import rate_at, train
 from understudy.train.settings import TrainSettings
 
 SETTINGS = TrainSettings(

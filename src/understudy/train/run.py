@@ -3,7 +3,7 @@
     OUT/work/collect.json    what is being collected, and for which target
     OUT/work/samples.jsonl   the target's answers
     OUT/work/state.pt        training, as far as it came
-    OUT/draft.json, weights.safetensors    the trained draft, written last
+    OUT/draft.json, weights.safetensors    the trained draft, written last; a draft of kind `model` has a model's files
 
 Answers may lie in a folder of their own instead, so that several drafts learn from the same.
 
@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Protocol
 
 import torch
 
@@ -40,13 +40,18 @@ from understudy.train.collect import CollectSettings
 from understudy.train.data import Sample, read_samples, samples_digest, split_samples
 from understudy.train.evaluate import describe, evaluate
 from understudy.train.guesses import Guesser
+from understudy.train.lessons import Learner
 from understudy.train.loop import Progressed, train
+from understudy.train.model_draft import make_model_draft
 from understudy.train.prompts import TrainPrompt, read_prompts
 from understudy.train.settings import TrainSettings
 from understudy.train.teacher import Teacher
 
 _GPU_ROWS = 1024
 """Rows of a step while answers are collected on a GPU: half for texts that are being written, half for prompts."""
+
+_NUM_DRAFT_IDS = 8192
+DraftKind = HeadKind | Literal["model"]
 
 Watcher = Callable[[str, int, int, str], None]
 """Told the part under way, what is done of it and what there is in all, and something to show beside."""
@@ -56,22 +61,32 @@ Watcher = Callable[[str, int, int, str], None]
 class Plan:
     """What is to be trained, and from what."""
 
-    kind: HeadKind
+    kind: DraftKind
     out: Path
     answers: Path | None = None
     """Where answers are kept, if not in the folder of the draft."""
     model: str | None = None
     data: tuple[str, ...] = ()
     max_prompts: int | None = None
-    num_draft_ids: int = 8192
+    num_draft_ids: int | None = None
+    """Of its own, 8192 if None; a model can guess every id."""
     num_layers: int | None = None
-    """Of a block; what suits the target if None."""
+    """Of a block or a model; what suits the target if None."""
     held_out_share: float = 0.02
-    stored: StoredType = "int8"
+    stored: StoredType | None = None
+    """int8 if None; a model is in fp16."""
     device: DeviceChoice = "auto"
     num_threads: int | None = None
     collect: CollectSettings = field(default_factory=CollectSettings)
     train: TrainSettings = field(default_factory=TrainSettings)
+
+    def __post_init__(self) -> None:
+        if self.kind != "model":
+            return
+        if self.num_draft_ids is not None:
+            raise ConfigError("A draft of kind model can guess every id.", "Leave the number of draft ids out.")
+        if self.stored == "int8":
+            raise ConfigError("A draft of kind model is stored in fp16, as models are.", "Leave int8 out.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +102,40 @@ class Outcome:
     def is_done(self) -> bool:
         """Whether the draft is written."""
         return self.part == "done"
+
+
+class Draft(Protocol):
+    """What is being made."""
+
+    @property
+    def learner(self) -> Learner:
+        """What is trained of it."""
+
+    def measure(self, held_out: Sequence[Sample]) -> dict[str, Any]:
+        """How good it is on answers that it did not learn from."""
+
+    def write(self, folder: Path, provenance: dict[str, Any]) -> None:
+        """Write it, with where it comes from."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadDraft:
+    """A network that reads the target's hidden states."""
+
+    learner: Guesser
+    max_length: int
+    stored: StoredType
+
+    def measure(self, held_out: Sequence[Sample]) -> dict[str, Any]:
+        """Walk the answers cycle by cycle."""
+        walked = evaluate(self.learner, held_out, max_length=self.max_length)
+        covered = coverage(self.learner.vocabulary, (sample.answer_ids for sample in held_out))
+        return {"coverage": covered, "greedy_chain": describe(walked)}
+
+    def write(self, folder: Path, provenance: dict[str, Any]) -> None:
+        """Write `draft.json` and its weights."""
+        head = self.learner.head
+        save_head(folder, TrainedHead(head.spec, head, self.learner.vocabulary, provenance), stored=self.stored)
 
 
 def run(plan: Plan, *, deadline_s: float = math.inf, watcher: Watcher | None = None) -> Outcome:
@@ -106,21 +155,14 @@ def run(plan: Plan, *, deadline_s: float = math.inf, watcher: Watcher | None = N
         return Outcome("collect", {})
     samples = read_samples(answers / "samples.jsonl", vocab_size=loaded.config.vocab_size)
     kept, held_out = split_samples(samples, held_out_share=plan.held_out_share)
-    guesser = _guesser(plan, loaded, kept)
+    draft = _draft(plan, loaded, kept)
     with _threads(plan.num_threads), _fast_products():
-        came = _train(plan, guesser, kept, work / "state.pt", deadline_s=deadline_s, tell=tell)
+        came = _train(plan, draft.learner, kept, work / "state.pt", deadline_s=deadline_s, tell=tell)
         if not came.is_done or time.monotonic() >= deadline_s:
             return Outcome("evaluate" if came.is_done else "train", {})
         tell("evaluate", 0, 1, "")
-        walked = evaluate(guesser, held_out, max_length=plan.train.max_length)
-    measured = {
-        "loss": came.loss,
-        "coverage": coverage(guesser.vocabulary, (sample.answer_ids for sample in held_out)),
-        "greedy_chain": describe(walked),
-    }
-    provenance = _provenance(plan, prompts, samples) | {"measured": measured}
-    trained = TrainedHead(guesser.head.spec, guesser.head, guesser.vocabulary, provenance)
-    save_head(plan.out, trained, stored=plan.stored)
+        measured = {"loss": came.loss, **draft.measure(held_out)}
+    draft.write(plan.out, _provenance(plan, prompts, samples) | {"measured": measured})
     tell("evaluate", 1, 1, "")
     return Outcome("done", measured)
 
@@ -174,10 +216,10 @@ def _collect(plan: Plan, prompts: Sequence[TrainPrompt], path: Path, *, deadline
 
 
 def _train(
-    plan: Plan, guesser: Guesser, samples: list[Sample], state_file: Path, *, deadline_s: float, tell: Watcher
+    plan: Plan, learner: Learner, samples: list[Sample], state_file: Path, *, deadline_s: float, tell: Watcher
 ) -> Progressed:
     return train(
-        guesser,
+        learner,
         samples,
         plan.train,
         state_file=state_file,
@@ -186,8 +228,20 @@ def _train(
     )
 
 
-def _guesser(plan: Plan, loaded: LoadedModel, samples: Sequence[Sample]) -> Guesser:
-    """An untrained head of the planned kind, drawn from the seed, beside its teacher."""
+def _draft(plan: Plan, loaded: LoadedModel, samples: Sequence[Sample]) -> Draft:
+    """An untrained draft of the planned kind, beside its teacher."""
+    device = train_device(plan.device)
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    teacher = Teacher(loaded.config, loaded.tensors, device=device, dtype=dtype)
+    if plan.kind == "model":
+        return make_model_draft(
+            loaded,
+            teacher,
+            place=plan.model,
+            num_layers=plan.num_layers,
+            device=plan.device,
+            num_threads=plan.num_threads,
+        )
     vocabulary = _vocabulary(plan, loaded, samples)
     spec = default_spec(
         plan.kind,
@@ -197,10 +251,8 @@ def _guesser(plan: Plan, loaded: LoadedModel, samples: Sequence[Sample]) -> Gues
         num_draft_ids=len(vocabulary),
         num_layers=plan.num_layers,
     )
-    device = train_device(plan.device)
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    teacher = Teacher(loaded.config, loaded.tensors, device=device, dtype=dtype)
-    return Guesser(new_head(spec, seed=plan.train.seed).to(device), vocabulary, teacher)
+    guesser = Guesser(new_head(spec, seed=plan.train.seed).to(device), vocabulary, teacher)
+    return HeadDraft(guesser, plan.train.max_length, plan.stored or "int8")
 
 
 def new_head(spec: HeadSpec, *, seed: int) -> DraftHead:
@@ -222,7 +274,7 @@ def _vocabulary(plan: Plan, loaded: LoadedModel, samples: Sequence[Sample]) -> D
     special = {*loaded.tokenizer.eos_ids, *loaded.tokenizer.special_ids}
     return choose_vocabulary(
         (sample.answer_ids for sample in samples),
-        size=plan.num_draft_ids,
+        size=plan.num_draft_ids or _NUM_DRAFT_IDS,
         vocab_size=loaded.config.vocab_size,
         always=(token for token in special if token < loaded.config.vocab_size),
     )
