@@ -4,7 +4,7 @@
         [--temperatures 0,1] [--shapes chain,tree,uncoupled] [--max-tokens 128] [--depth 7] [--rows 24] [--json OUT]
 
 Prompts come from files that `understudy train` would take. The eight kinds of question of MT-bench count as one class,
-`conversation`. A draft is a folder, or the kind of one that comes with the package.
+`conversation`. A draft is a folder, or the kind of one that comes with the package. A model is measured as a chain.
 """
 
 from __future__ import annotations
@@ -22,11 +22,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from rich.console import Console
 
 from understudy import LLM
-from understudy.assembly import load_target
-from understudy.config import EngineConfig
+from understudy.assembly import load_target, with_draft
+from understudy.config import MODEL, EngineConfig
 from understudy.core.weights import DEVICE_CHOICES
-from understudy.models.heads.files import load_head
-from understudy.models.heads.shipped import shipped_draft
 from understudy.train.evaluate import Arm, Evaluation, Ids, describe, spread
 from understudy.train.prompts import read_prompts
 from understudy.train.report import show_arm
@@ -60,11 +58,12 @@ def main() -> int:
     evaluation = Evaluation(target, prompts, max_tokens=options.max_tokens)
     temperatures = [float(part) for part in options.temperatures.split(",")]
     arms: list[dict[str, Any]] = []
-    for draft, shape in itertools.product(options.drafts.split(","), options.shapes.split(",")):
-        trained = load_head(shipped_draft(draft) or Path(draft))
-        for temperature in temperatures:
+    for draft in options.drafts.split(","):
+        drafted = with_draft(target, draft)
+        shapes = ["chain"] if drafted.draft_kind == MODEL else options.shapes.split(",")
+        for shape, temperature in itertools.product(shapes, temperatures):
             arm = Arm(shape=shape, temperature=temperature, max_depth=options.depth, max_rows=options.rows)
-            arms.append({"draft": draft, **describe(arm, evaluation.measure(trained, arm))})
+            arms.append({"draft": draft, **describe(arm, evaluation.measure(drafted, arm))})
             show_arm(arms[-1], console, name=f"{draft}, ")
             if options.json:
                 Path(options.json).write_text(json.dumps(arms, indent=1), encoding="utf-8")

@@ -13,6 +13,7 @@ from understudy.cli import main
 from understudy.commands.result import FAILED
 from understudy.commands.train import UNFINISHED
 from understudy.models.heads.files import load_head
+from understudy.models.load import load_model
 
 Run = Callable[..., tuple[int, str]]
 SMALL = ("--threads", 1, "--device", "cpu", "--max-tokens", 8, "--steps", 3, "--draft-ids", 64)
@@ -55,6 +56,20 @@ def test_a_draft_in_two_calls(run: Run, model: Path, prompts: Path, tmp_path: Pa
     assert load_head(tmp_path / "draft").spec.kind == "medusa"
 
 
+def test_a_draft_that_is_a_model(run: Run, model: Path, prompts: Path, tmp_path: Path) -> None:
+    call = (model, "--kind", "model", "--data", prompts, "--out", tmp_path / "draft", *SMALL[:-2])
+    code, said = run(*call, "--layers", 4)
+    assert code == FAILED
+    assert "Give a number of layers from 1 to 3" in said
+    code, said = run(*call, "--layers", 3)
+    assert code == 0
+    assert "training: 3 of 3 loss" in said
+    assert "measuring: 4 of 4" in said  # one held-out prompt: two times without a draft, and two arms
+    assert "chain, temperature 1: mean" in said
+    assert "100.0% of held-out words" in said
+    assert load_model(tmp_path / "draft").config.num_layers == 3
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
@@ -68,6 +83,8 @@ def test_a_draft_in_two_calls(run: Run, model: Path, prompts: Path, tmp_path: Pa
         (("--self-elicited", 2, "--temperature", "warm"), "--temperature is 'warm'"),
         (("--self-elicited", 2, "--learning-rate", 7), "learning_rate is 7"),
         (("--self-elicited", 2, "--out", __file__), "is a file"),
+        (("--self-elicited", 2, "--kind", "model", "--draft-ids", 9), "can guess every id"),
+        (("--self-elicited", 2, "--kind", "model", "--stored", "int8"), "stored in fp16"),
     ],
 )
 def test_arguments_are_refused_in_words(

@@ -12,7 +12,7 @@ import torch
 
 from tests.tiny_heads import greedy_chains, tiny_guesser, tiny_samples, tiny_spec
 from tests.tiny_models import VOCAB_SIZE, write_tiny_model
-from understudy.assembly import Target, load_target
+from understudy.assembly import Target, TrainedDraft, load_target, with_draft
 from understudy.core.draft import Draft
 from understudy.core.request import Completion, SpeculationCounts
 from understudy.drafters.base import Budget, Context
@@ -42,9 +42,13 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
     return load_target(folder, device="cpu", num_threads=1)
 
 
-def untrained(kind: HeadKind, target: Target) -> TrainedHead:
-    spec = replace(tiny_spec(kind, target.decoder.config), num_draft_ids=VOCAB_SIZE)
+def head_for(kind: HeadKind, target: Target) -> TrainedHead:
+    spec = tiny_spec(kind, target.decoder.config, num_draft_ids=VOCAB_SIZE, target_hash=target.source_hash)
     return TrainedHead(spec, new_head(spec, seed=4), DraftVocabulary(torch.arange(VOCAB_SIZE), VOCAB_SIZE), {})
+
+
+def untrained(kind: HeadKind, target: Target) -> Target:
+    return replace(target, draft=TrainedDraft(head_for(kind, target), kind, 0))
 
 
 def completion(words: Sequence[int], counts: SpeculationCounts) -> Completion:
@@ -80,6 +84,37 @@ def test_every_kind_is_measured_and_changes_no_word(kind: HeadKind, shape: str, 
             assert 1 <= len(tally.reached) <= 3
             assert tally.num_words / 4 <= tally.num_cycles <= tally.num_words
             assert tally.num_rows > 0
+
+
+def test_a_model_is_measured_and_changes_no_word(target: Target) -> None:
+    evaluation = Evaluation(target, PROMPTS, max_tokens=12)
+    drafted = with_draft(target, "layers:3")
+    for temperature in (0.0, 1.0):
+        for tally in evaluation.measure(drafted, replace(CHAIN, temperature=temperature)).values():
+            assert tally.num_same == tally.num_answers
+            assert len(tally.reached) == 4
+            assert tally.num_words / 5 <= tally.num_cycles < tally.num_words
+    with pytest.raises(AssertionError, match="a model drafts chains"):
+        evaluation.measure(drafted, replace(CHAIN, shape="tree"))
+
+
+def test_a_cycle_whose_drafts_are_never_right_brings_one_word(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pass of the prompt is no cycle, and its word nobody's."""
+
+    def draft(
+        self: SeeingDrafter, texts: Sequence[Text], contexts: Sequence[Context], budgets: Sequence[Budget]
+    ) -> list[Draft]:
+        return [Draft.chain([], confidence=[], source=self.name) for _ in contexts]
+
+    monkeypatch.setattr("understudy.drafters.medusa.MedusaDrafter._draft", draft)
+    tally = Evaluation(target, {"x": [(5, 9, 20)]}, max_tokens=9).measure(untrained("medusa", target), CHAIN)["x"]
+    assert (tally.num_words, tally.num_cycles, tally.tokens_per_cycle) == (8, 8, 1.0)
+
+
+def test_a_draft_beside_another_target_is_not_measured(target: Target, tmp_path: Path) -> None:
+    other = load_target(write_tiny_model(tmp_path, num_hidden_layers=4), device="cpu", num_threads=1)
+    with pytest.raises(AssertionError, match="beside another target"):
+        Evaluation(target, PROMPTS, max_tokens=12).measure(untrained("medusa", other), CHAIN)
 
 
 def test_a_draft_that_knows_the_words_keeps_them_all(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +160,7 @@ def test_prompts_are_spread() -> None:
 
 
 def test_measuring_goes_on_where_it_stopped(target: Target, tmp_path: Path) -> None:
-    save_head(tmp_path / "draft", untrained("medusa", target))
+    save_head(tmp_path / "draft", head_for("medusa", target))
     held_out = HeldOut(samples=SAMPLES, prompts_by_class=8, max_tokens=8)
     notes, loaded = tmp_path / "measured.json", []
 
@@ -158,7 +193,7 @@ def test_measuring_goes_on_where_it_stopped(target: Target, tmp_path: Path) -> N
     assert len(loaded) == 2
     # another draft is measured anew, and so is this one on other prompts
     assert measure_held_out(load, tmp_path / "draft", replace(held_out, max_tokens=6), notes=notes) != arms
-    fresh = untrained("medusa", target)
+    fresh = head_for("medusa", target)
     with torch.no_grad():
         next(fresh.head.parameters()).add_(1.0)
     save_head(tmp_path / "draft", fresh)

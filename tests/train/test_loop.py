@@ -15,8 +15,9 @@ from tests.tiny_heads import tiny_guesser, tiny_samples
 from understudy.errors import ConfigError, ModelError
 from understudy.models.heads.spec import HEAD_KINDS, HeadKind
 from understudy.train.data import make_batch
+from understudy.train.guesses import batch_loss, draw_anchors
 from understudy.train.lessons import read_lesson
-from understudy.train.loop import batch_loss, draw_anchors, rate_at, train
+from understudy.train.loop import rate_at, train
 from understudy.train.settings import TrainSettings
 
 SETTINGS = TrainSettings(
@@ -97,7 +98,7 @@ def test_in_bf16_as_on_a_gpu_it_loses_about_the_same(kind: HeadKind) -> None:
         guesser = tiny_guesser(kind, dtype=dtype)
         lesson = read_lesson(guesser, make_batch(SAMPLES, max_length=32), SETTINGS.temperatures)
         assert lesson.reading.features.dtype == lesson.reading.last_hidden.dtype == dtype
-        with guesser.computing():
+        with guesser.teacher.computing():
             loss = batch_loss(guesser, lesson, draw_anchors(lesson.batch, 8, seed=0), SETTINGS)
         loss.backward()
         assert all(parameter.grad is not None for parameter in guesser.head.parameters())

@@ -15,7 +15,7 @@ from understudy.errors import ConfigError
 if TYPE_CHECKING:
     from understudy.train.run import Plan
 
-_KINDS = ("medusa", "eagle", "block")
+_KINDS = ("medusa", "eagle", "block", "model")
 _EXAMPLES = """examples:
   understudy train --kind block --data prompts/ --out drafts/block --minutes 9
   understudy train path/to/model --kind eagle --data prompts.jsonl --self-elicited 2000 --out drafts/eagle
@@ -54,8 +54,8 @@ def add_train(commands: Any) -> None:
     add("--steps", type=int, default=2000, metavar="N", help="steps in all (default: 2000)")
     add("--learning-rate", type=float, default=1e-3, metavar="R", help="the highest (default: 0.001)")
     add("--batch-tokens", type=int, default=16384, metavar="N", help="tokens of a step (default: 16384)")
-    add("--layers", type=int, metavar="N", help="layers of a block (default: 2)")
-    add("--draft-ids", type=int, default=8192, metavar="N", help="ids that it can guess (default: 8192)")
+    add("--layers", type=int, metavar="N", help="layers of a block (default: 2), or kept for a model (default: 4)")
+    add("--draft-ids", type=int, metavar="N", help="ids that it can guess (default: 8192, and a model all)")
     add("--seed", type=int, default=0, metavar="N", help="of answers, weights and order (default: 0)")
     add(
         "--measure",
@@ -64,7 +64,7 @@ def add_train(commands: Any) -> None:
         metavar="N",
         help="held-out prompts of each class to measure on; 0: none (default: 8)",
     )
-    add("--stored", choices=("int8", "fp16"), default="int8", help="how weights are written (default: int8)")
+    add("--stored", choices=("int8", "fp16"), help="how weights are written (default: int8, and a model fp16)")
     add(
         "--device", choices=DEVICE_CHOICES, default="auto", help="where it is computed (default: a GPU if there is one)"
     )

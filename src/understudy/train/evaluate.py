@@ -7,6 +7,8 @@ drafts, and are compared.
     chain       one guess after the other
     tree        best first, of several children at each place, within the rows
     uncoupled   the same tree, its children chosen without the noise that the target draws its words with
+
+A draft that is a model has chains alone.
 """
 
 from __future__ import annotations
@@ -16,14 +18,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from understudy.assembly import Target, build_engine
-from understudy.config import EngineConfig
+from understudy.assembly import Target, TrainedDraft, build_engine, make_drafter
+from understudy.config import MODEL, EngineConfig
 from understudy.core.events import EventSink, log_fallbacks
 from understudy.core.request import Completion, Output, Request, SamplingParams, Speculation
 from understudy.drafters.base import Drafter
 from understudy.drafters.tree import Shape
 from understudy.llm import LLM
-from understudy.models.heads.files import TrainedHead
 
 Item = TypeVar("Item")
 Ids = tuple[int, ...]
@@ -138,13 +139,14 @@ class Evaluation:
         )
         self._plain: dict[float, list[Completion]] = {}
 
-    def measure(self, trained: TrainedHead, arm: Arm) -> dict[str, Tally]:
-        """Answer all prompts with a draft; what came of it, by class."""
+    def measure(self, drafted: Target, arm: Arm) -> dict[str, Tally]:
+        """Answer all prompts with the draft that was put beside the target; what came of it, by class."""
+        assert drafted.decoder is self._target.decoder, "this draft stands beside another target"
         if arm.temperature not in self._plain:
             llm = LLM(target=self._target, config=self._config, emit=self._emit)
             self._plain[arm.temperature] = self._answers(llm, arm.temperature, Speculation(enabled=False))
         llm = LLM(target=self._target, config=self._config, emit=self._emit)
-        drafter = self._drafter(trained, SHAPES[arm.shape])
+        drafter = self._drafter(drafted, SHAPES[arm.shape])
         llm.engine = build_engine(self._target, self._config, drafters=[drafter], emit=self._emit)
         forced = Speculation(forced=True, max_depth=arm.max_depth, max_rows=arm.max_rows)
         tallies: dict[str, Tally] = {}
@@ -153,16 +155,19 @@ class Evaluation:
             tallies.setdefault(name, Tally()).add(answer, plain)
         return tallies
 
-    def _drafter(self, trained: TrainedHead, shape: Shape) -> Drafter:
+    def _drafter(self, drafted: Target, shape: Shape) -> Drafter:
         """The drafter that would serve on the target's device."""
-        decoder = self._target.decoder
-        if self._target.device == "cuda":
+        draft, decoder = drafted.draft, drafted.decoder
+        if not isinstance(draft, TrainedDraft):
+            assert shape.num_children == 1, "a model drafts chains"
+            return make_drafter(MODEL, drafted, num_blocks=self._num_blocks)
+        if drafted.device == "cuda":
             from understudy.drafters.trained_cuda import make_trained_drafter_on_device
 
-            return make_trained_drafter_on_device(trained, _Room(self._num_blocks), decoder, shape=shape)
+            return make_trained_drafter_on_device(draft.trained, _Room(self._num_blocks), decoder, shape=shape)
         from understudy.drafters.trained import make_trained_drafter
 
-        return make_trained_drafter(trained, decoder, shape=shape)
+        return make_trained_drafter(draft.trained, decoder, shape=shape)
 
     def _answers(self, llm: LLM, temperature: float, speculation: Speculation) -> list[Completion]:
         requests = [

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +20,10 @@ from understudy.models.heads.draft_vocabulary import DraftVocabulary
 from understudy.models.heads.eagle import EagleHead
 from understudy.models.heads.files import DraftHead
 from understudy.models.heads.medusa import MedusaHead
+from understudy.train.data import Batch
+from understudy.train.lessons import Lesson
+from understudy.train.losses import draft_loss, survival_loss
+from understudy.train.settings import TrainSettings
 from understudy.train.teacher import Reading, Teacher
 
 Before = Callable[[int, Tensor | None], Tensor]
@@ -44,10 +49,19 @@ class Guesser:
         self.teacher = teacher
         self._output = teacher.output[self.vocabulary.ids].float()  # [D, hidden]
 
-    def computing(self) -> torch.autocast:
-        """In what the head is computed: in bf16 where the teacher is. Its parameters stay fp32."""
-        is_half = self.teacher.dtype == torch.bfloat16
-        return torch.autocast(self.teacher.device.type, dtype=torch.bfloat16, enabled=is_half)
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        """The layers of the target whose features it reads."""
+        return self.head.spec.feature_layers
+
+    def describe(self) -> dict[str, Any]:
+        """What it is, in plain values."""
+        return self.head.spec.describe()
+
+    def loss(self, lesson: Lesson, settings: TrainSettings, *, seed: int) -> Tensor:
+        """The mean loss of guesses from anchors that the seed draws."""
+        anchors = draw_anchors(lesson.batch, settings.num_anchors, seed=seed)
+        return batch_loss(self, lesson, anchors, settings)
 
     def after_text(self, reading: Reading, anchors: Tensor) -> Iterator[Guess]:
         """Guesses after the text's own words; anchors [B, A]. Beyond the text's end they mean nothing."""
@@ -106,3 +120,41 @@ def _rows(x: Tensor, anchors: Tensor) -> Tensor:
 def words_at(reading: Reading, places: Tensor) -> Tensor:
     """The words [B, A] of the texts at places [B, A]; beyond the end the last."""
     return reading.token_ids.gather(1, places.clamp(max=reading.token_ids.shape[1] - 1))
+
+
+def batch_loss(guesser: Guesser, lesson: Lesson, anchors: Tensor, settings: TrainSettings) -> Tensor:
+    """The mean loss of a batch's guesses from anchors [B, A]; places further ahead weigh less."""
+    total = anchors.new_zeros((), dtype=torch.float32)
+    weight = total.clone()
+    for k, guess in enumerate(guesser.after_text(lesson.reading, anchors)):
+        wanted = lesson.batch.is_guessed(anchors, k)  # [B, A]
+        losses, accepted = draft_loss(
+            guess.logits.flatten(0, 1),
+            lesson.laws_at(anchors + 1 + k),
+            settings.temperatures,
+            cross_entropy_share=settings.cross_entropy_share,
+        )
+        if guess.confidence is not None:
+            losses = losses + survival_loss(guess.confidence.flatten(), accepted)
+        share = settings.place_decay**k
+        # where there is no word to guess the loss means nothing: it is left out without looking at it
+        total = total + share * torch.where(wanted.flatten(), losses, 0.0).sum()
+        weight = weight + share * wanted.sum()
+    return total / weight.clamp(min=1.0)
+
+
+def draw_anchors(batch: Batch, num_anchors: int, *, seed: int) -> Tensor:
+    """Draw different anchors [B, A] from each text's answer; where it has fewer, the rest are its last token.
+
+    Nothing is guessed from a last token, so it counts for nothing.
+    """
+    first = batch.answer_starts - 1
+    last = batch.lengths - 3  # guess 0 from it is about the last word
+    num_most = batch.num_most_anchors
+    generator = torch.Generator().manual_seed(seed)
+    shuffled = torch.rand(len(first), max(num_most, 1), generator=generator).argsort(dim=1).to(first.device)
+    drawn = first[:, None] + shuffled
+    is_anchor = drawn <= last[:, None]
+    anchors = torch.where(is_anchor, drawn, (batch.lengths - 1)[:, None])
+    anchors_first = (~is_anchor).to(torch.int8).argsort(dim=1, stable=True)
+    return anchors.gather(1, anchors_first)[:, :num_anchors]

@@ -14,13 +14,43 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from understudy.assembly import Target
-from understudy.models.heads.files import SPEC_FILE, load_head, read_declaration, replace_file
+from understudy.assembly import Target, with_draft
+from understudy.models.heads.files import SPEC_FILE, is_head_folder, read_declaration, replace_file
 from understudy.train.data import Sample
 from understudy.train.evaluate import Arm, Evaluation, Ids, describe, spread
+from understudy.train.model_draft import read_card
 
 _TEMPERATURES = (0.0, 1.0)
 _SHAPES = ("chain", "tree")
+_MODEL_SHAPES = ("chain",)
+_MODEL_DEPTH = 4
+"""Words that a draft which is a model guesses in a cycle."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A draft in a folder, as far as measuring must know it before it is loaded."""
+
+    weights_hash: str
+    shapes: tuple[str, ...]
+    depth: int
+
+    @classmethod
+    def read(cls, folder: Path) -> Written:
+        """Find out what a folder holds: a network with its spec, or a model with its card."""
+        if is_head_folder(folder):
+            declared = read_declaration(folder / SPEC_FILE)
+            return cls(declared["weights"]["sha256"], _SHAPES, declared["num_tokens"])
+        return cls(read_card(folder)["weights"]["sha256"], _MODEL_SHAPES, _MODEL_DEPTH)
+
+    @property
+    def arms(self) -> list[Arm]:
+        """All ways to draft with it that are measured, by temperature."""
+        return [
+            Arm(shape=shape, temperature=temperature, max_depth=self.depth)
+            for temperature in _TEMPERATURES
+            for shape in self.shapes
+        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,15 +85,11 @@ def measure_held_out(
 
     The target is loaded if there is something left to do. `notes` is the file where arms are written down.
     """
-    trained = load_head(folder)
-    arms = [
-        Arm(shape=shape, temperature=temperature, max_depth=trained.spec.num_tokens)
-        for temperature in _TEMPERATURES
-        for shape in _SHAPES
-    ]
+    written = Written.read(folder)
+    arms = written.arms
     prompts = held_out.prompts
     about = {
-        "weights": read_declaration(folder / SPEC_FILE)["weights"]["sha256"],
+        "weights": written.weights_hash,
         "max_tokens": held_out.max_tokens,
         "prompts": {name: len(asked) for name, asked in prompts.items()},
     }
@@ -84,9 +110,11 @@ def measure_held_out(
         if time.monotonic() >= deadline_s:
             return None
         if evaluation is None:
-            evaluation = Evaluation(load_target(), prompts, max_tokens=held_out.max_tokens, watcher=count)
-            num_done = num_each * (place + place // len(_SHAPES))
-        told.append(describe(arm, evaluation.measure(trained, arm)))
+            target = load_target()
+            drafted = with_draft(target, folder)
+            evaluation = Evaluation(target, prompts, max_tokens=held_out.max_tokens, watcher=count)
+            num_done = num_each * (place + place // len(written.shapes))
+        told.append(describe(arm, evaluation.measure(drafted, arm)))
         replace_file(notes, json.dumps(about | {"arms": told}, indent=1).encode())
     return told
 

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from understudy.models.heads.draft_vocabulary import DraftVocabulary
 from understudy.train.data import Batch, Batches
-from understudy.train.guesses import Guesser
 from understudy.train.losses import Laws, target_laws
-from understudy.train.teacher import Reading
+from understudy.train.settings import TrainSettings
+from understudy.train.teacher import Reading, Teacher
 
 _MOST_ROWS = 8192
 """Rows whose logits over the whole vocabulary are held at once."""
@@ -39,14 +41,40 @@ class Lesson:
         return self.laws.at(self.lines.gather(1, places.clamp(max=self.lines.shape[1] - 1)).flatten())
 
 
-def read_lesson(guesser: Guesser, batch: Batch, temperatures: Sequence[float]) -> Lesson:
+class Learner(Protocol):
+    """A draft that is being trained, beside its target: all that training knows of it."""
+
+    @property
+    def head(self) -> nn.Module:
+        """What is trained."""
+
+    @property
+    def teacher(self) -> Teacher:
+        """The target."""
+
+    @property
+    def vocabulary(self) -> DraftVocabulary:
+        """The ids that it can guess."""
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        """The layers of the target whose features it reads."""
+
+    def describe(self) -> dict[str, Any]:
+        """What it is, in plain values: a state of training belongs to this."""
+
+    def loss(self, lesson: Lesson, settings: TrainSettings, *, seed: int) -> Tensor:
+        """The mean loss of a lesson; whatever is drawn is drawn from the seed."""
+
+
+def read_lesson(learner: Learner, batch: Batch, temperatures: Sequence[float]) -> Lesson:
     """Let the target read a batch."""
-    batch = batch.to(guesser.teacher.device)
-    reading = guesser.teacher.read(batch.token_ids, guesser.head.spec.feature_layers)
+    batch = batch.to(learner.teacher.device)
+    reading = learner.teacher.read(batch.token_ids, learner.feature_layers)
     places = torch.arange(batch.token_ids.shape[1], device=batch.token_ids.device)
     is_asked = (places >= batch.answer_starts[:, None] - 1) & (places < batch.lengths[:, None] - 1)  # [B, T]
     parts = [
-        target_laws(guesser.teacher.logits(rows), guesser.vocabulary.ids, temperatures)
+        target_laws(learner.teacher.logits(rows), learner.vocabulary.ids, temperatures)
         for rows in torch.split(reading.last_hidden[is_asked], _MOST_ROWS)
     ]
     laws = Laws(torch.cat([part.places for part in parts]), torch.cat([part.p for part in parts], dim=1))
@@ -57,8 +85,8 @@ def read_lesson(guesser: Guesser, batch: Batch, temperatures: Sequence[float]) -
 class Lessons:
     """The lesson of each step."""
 
-    def __init__(self, guesser: Guesser, batches: Batches, temperatures: Sequence[float]) -> None:
-        self._guesser = guesser
+    def __init__(self, learner: Learner, batches: Batches, temperatures: Sequence[float]) -> None:
+        self._learner = learner
         self._batches = batches
         self._temperatures = temperatures
         self._kept: dict[int, Lesson] = {}  # by the number of the batch
@@ -68,13 +96,13 @@ class Lessons:
         number = self._batches.number_at(step)
         lesson = self._kept.get(number)
         if lesson is None:
-            lesson = read_lesson(self._guesser, self._batches.batch(number), self._temperatures)
+            lesson = read_lesson(self._learner, self._batches.batch(number), self._temperatures)
             if self._has_room():
                 self._kept[number] = lesson
         return lesson
 
     def _has_room(self) -> bool:
-        device = self._guesser.teacher.device
+        device = self._learner.teacher.device
         if device.type != "cuda":
             return False
         free, total = torch.cuda.mem_get_info(device)

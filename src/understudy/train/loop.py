@@ -18,14 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from understudy.errors import ConfigError, ModelError
 from understudy.models.heads.files import replace_file
-from understudy.train.data import Batch, Batches, Sample, samples_digest, step_seed
-from understudy.train.guesses import Guesser
-from understudy.train.lessons import Lesson, Lessons
-from understudy.train.losses import draft_loss, survival_loss
+from understudy.train.data import Batches, Sample, samples_digest, step_seed
+from understudy.train.lessons import Learner, Lesson, Lessons
 from understudy.train.settings import TrainSettings
 
 Watcher = Callable[[int, int, float], None]
@@ -52,7 +50,7 @@ class Progressed:
 
 
 def train(
-    guesser: Guesser,
+    learner: Learner,
     samples: list[Sample],
     settings: TrainSettings,
     *,
@@ -65,17 +63,17 @@ def train(
     Goes on from `state_file` if there is one. The deadline leaves it up to date. An interruption may fall into the
     midst of a step, so it leaves what was last written.
     """
-    head = guesser.head
+    head = learner.head
     batches = Batches(
         samples, max_length=settings.max_length, tokens_per_batch=settings.tokens_per_batch, seed=settings.seed
     )
     optimizer = _optimizer(head, settings)
-    identity = _identity(guesser, samples, settings)
+    identity = _identity(learner, samples, settings)
     step, loss = _resume(state_file, head, optimizer, identity)
-    lessons = Lessons(guesser, batches, settings.temperatures)
+    lessons = Lessons(learner, batches, settings.temperatures)
     saved_s = time.monotonic()
     while step < settings.num_steps and (now_s := time.monotonic()) < deadline_s:
-        found = _step(guesser, optimizer, lessons.at(step), settings, step)
+        found = _step(learner, optimizer, lessons.at(step), settings, step)
         step += 1
         loss = found if step == 1 else 0.98 * loss + 0.02 * found
         if step % settings.save_every_steps == 0 or now_s - saved_s >= _SAVE_EVERY_S:
@@ -96,58 +94,19 @@ def _optimizer(head: nn.Module, settings: TrainSettings) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=(0.9, 0.95), fused=on_gpu)
 
 
-def batch_loss(guesser: Guesser, lesson: Lesson, anchors: Tensor, settings: TrainSettings) -> Tensor:
-    """The mean loss of a batch's guesses from anchors [B, A]; places further ahead weigh less."""
-    total = anchors.new_zeros((), dtype=torch.float32)
-    weight = total.clone()
-    for k, guess in enumerate(guesser.after_text(lesson.reading, anchors)):
-        wanted = lesson.batch.is_guessed(anchors, k)  # [B, A]
-        losses, accepted = draft_loss(
-            guess.logits.flatten(0, 1),
-            lesson.laws_at(anchors + 1 + k),
-            settings.temperatures,
-            cross_entropy_share=settings.cross_entropy_share,
-        )
-        if guess.confidence is not None:
-            losses = losses + survival_loss(guess.confidence.flatten(), accepted)
-        share = settings.place_decay**k
-        # where there is no word to guess the loss means nothing: it is left out without looking at it
-        total = total + share * torch.where(wanted.flatten(), losses, 0.0).sum()
-        weight = weight + share * wanted.sum()
-    return total / weight.clamp(min=1.0)
-
-
-def draw_anchors(batch: Batch, num_anchors: int, *, seed: int) -> Tensor:
-    """Draw different anchors [B, A] from each text's answer; where it has fewer, the rest are its last token.
-
-    Nothing is guessed from a last token, so it counts for nothing.
-    """
-    first = batch.answer_starts - 1
-    last = batch.lengths - 3  # guess 0 from it is about the last word
-    num_most = batch.num_most_anchors
-    generator = torch.Generator().manual_seed(seed)
-    shuffled = torch.rand(len(first), max(num_most, 1), generator=generator).argsort(dim=1).to(first.device)
-    drawn = first[:, None] + shuffled
-    is_anchor = drawn <= last[:, None]
-    anchors = torch.where(is_anchor, drawn, (batch.lengths - 1)[:, None])
-    anchors_first = (~is_anchor).to(torch.int8).argsort(dim=1, stable=True)
-    return anchors.gather(1, anchors_first)[:, :num_anchors]
-
-
 def _step(
-    guesser: Guesser, optimizer: torch.optim.Optimizer, lesson: Lesson, settings: TrainSettings, step: int
+    learner: Learner, optimizer: torch.optim.Optimizer, lesson: Lesson, settings: TrainSettings, step: int
 ) -> float:
-    anchors = draw_anchors(lesson.batch, settings.num_anchors, seed=step_seed(settings.seed, -1 - step))
     for group in optimizer.param_groups:
         group["lr"] = settings.learning_rate * rate_at(step, settings)
-    with guesser.computing():
-        loss = batch_loss(guesser, lesson, anchors, settings)
+    with learner.teacher.computing():
+        loss = learner.loss(lesson, settings, seed=step_seed(settings.seed, -1 - step))
     optimizer.zero_grad(set_to_none=True)
     loss.backward()  # type: ignore[no-untyped-call]
     value = float(loss.detach())
     if not math.isfinite(value):
         raise ConfigError(f"The loss of step {step} is {value}.", "Train anew with a lower learning rate.")
-    nn.utils.clip_grad_norm_(guesser.head.parameters(), settings.clip_norm)
+    nn.utils.clip_grad_norm_(learner.head.parameters(), settings.clip_norm)
     optimizer.step()
     return value
 
@@ -161,13 +120,13 @@ def rate_at(step: int, settings: TrainSettings) -> float:
     return _LOWEST_RATE + (1.0 - _LOWEST_RATE) * 0.5 * (1.0 + math.cos(math.pi * passed))
 
 
-def _identity(guesser: Guesser, samples: list[Sample], settings: TrainSettings) -> dict[str, Any]:
+def _identity(learner: Learner, samples: list[Sample], settings: TrainSettings) -> dict[str, Any]:
     """What a state belongs to: to go on with anything else would come to something that no settings tell of."""
-    ids = guesser.vocabulary.ids.cpu().numpy().tobytes()
+    ids = learner.vocabulary.ids.cpu().numpy().tobytes()
     # how often the state is written changes nothing about it
     return {
         "settings": {name: value for name, value in settings.describe().items() if name != "save_every_steps"},
-        "spec": guesser.head.spec.describe(),
+        "spec": learner.describe(),
         "samples": samples_digest(samples),
         "draft_ids": hashlib.sha256(ids).hexdigest(),
     }

@@ -6,7 +6,7 @@
     OUT/work/draft/          the trained draft, before it is measured
     OUT/work/measured.json   what it was measured at so far
     OUT/speculators/         the trained draft for others to load, if it is an eagle
-    OUT/draft.json, weights.safetensors    the trained draft, written last
+    OUT/draft.json, weights.safetensors    the trained draft, written last; a draft of kind `model` has a model's files
 
 Answers may lie in a folder of their own instead, so that several drafts learn from the same.
 
@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Protocol
 
 import torch
 
@@ -35,7 +35,15 @@ from understudy.errors import ConfigError
 from understudy.llm import LLM
 from understudy.models import embedded, hub
 from understudy.models.heads.draft_vocabulary import DraftVocabulary, choose_vocabulary, coverage
-from understudy.models.heads.files import DraftHead, StoredType, TrainedHead, make_head, replace_file, save_head
+from understudy.models.heads.files import (
+    DraftHead,
+    StoredType,
+    TrainedHead,
+    is_head_folder,
+    make_head,
+    replace_file,
+    save_head,
+)
 from understudy.models.heads.spec import HeadKind, HeadSpec, default_spec
 from understudy.models.heads.speculators_format import save_speculators
 from understudy.models.load import load_model
@@ -45,13 +53,18 @@ from understudy.train.collect import CollectSettings
 from understudy.train.data import Sample, read_samples, samples_digest, split_samples
 from understudy.train.guesses import Guesser
 from understudy.train.held_out import HeldOut, measure_held_out
+from understudy.train.lessons import Learner
 from understudy.train.loop import Progressed, train
+from understudy.train.model_draft import make_model_draft
 from understudy.train.prompts import TrainPrompt, read_prompts
 from understudy.train.settings import TrainSettings
 from understudy.train.teacher import Teacher
 
 _GPU_ROWS = 1024
 """Rows of a step while answers are collected on a GPU: half for texts that are being written, half for prompts."""
+
+_NUM_DRAFT_IDS = 8192
+DraftKind = HeadKind | Literal["model"]
 
 Watcher = Callable[[str, int, int, str], None]
 """Told the part under way, what is done of it and what there is in all, and something to show beside."""
@@ -61,24 +74,34 @@ Watcher = Callable[[str, int, int, str], None]
 class Plan:
     """What is to be trained, and from what."""
 
-    kind: HeadKind
+    kind: DraftKind
     out: Path
     answers: Path | None = None
     """Where answers are kept, if not in the folder of the draft."""
     model: str | None = None
     data: tuple[str, ...] = ()
     max_prompts: int | None = None
-    num_draft_ids: int = 8192
+    num_draft_ids: int | None = None
+    """Of its own, 8192 if None; a model can guess every id."""
     num_layers: int | None = None
-    """Of a block; what suits the target if None."""
+    """Of a block or a model; what suits the target if None."""
     held_out_share: float = 0.02
     measured_by_class: int = 8
     """Held-out prompts of each class that the draft is measured on; 0 leaves it unmeasured."""
-    stored: StoredType = "int8"
+    stored: StoredType | None = None
+    """int8 if None; a model is in fp16."""
     device: DeviceChoice = "auto"
     num_threads: int | None = None
     collect: CollectSettings = field(default_factory=CollectSettings)
     train: TrainSettings = field(default_factory=TrainSettings)
+
+    def __post_init__(self) -> None:
+        if self.kind != "model":
+            return
+        if self.num_draft_ids is not None:
+            raise ConfigError("A draft of kind model can guess every id.", "Leave the number of draft ids out.")
+        if self.stored == "int8":
+            raise ConfigError("A draft of kind model is stored in fp16, as models are.", "Leave int8 out.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +119,37 @@ class Outcome:
         return self.part == "done"
 
 
+class Draft(Protocol):
+    """What is being made."""
+
+    @property
+    def learner(self) -> Learner:
+        """What is trained of it."""
+
+    def write(self, folder: Path, provenance: dict[str, Any]) -> None:
+        """Write it as it is served, with where it comes from."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadDraft:
+    """A network that reads the target's hidden states."""
+
+    learner: Guesser
+    stored: StoredType
+
+    def write(self, folder: Path, provenance: dict[str, Any]) -> None:
+        """Write `draft.json` and its weights."""
+        save_head(folder, self._trained(provenance), stored=self.stored)
+
+    def write_speculators(self, folder: Path, *, verifier: str) -> None:
+        """Write an eagle for others to load beside its target, which they know as `verifier`."""
+        save_speculators(folder, self._trained({}), self.learner.teacher.output, verifier=verifier)
+
+    def _trained(self, provenance: dict[str, Any]) -> TrainedHead:
+        head = self.learner.head
+        return TrainedHead(head.spec, head, self.learner.vocabulary, provenance)
+
+
 def run(plan: Plan, *, deadline_s: float = math.inf, watcher: Watcher | None = None) -> Outcome:
     """Do what is left to do of a plan until the clock (`time.monotonic`) reaches the deadline."""
     tell: Watcher = watcher or (lambda *_: None)
@@ -108,32 +162,31 @@ def run(plan: Plan, *, deadline_s: float = math.inf, watcher: Watcher | None = N
     answers = plan.answers or work
     for folder in (work, answers):
         folder.mkdir(parents=True, exist_ok=True)
+    _check_same_kind(plan, work)
     _check_same_collection(answers / "collect.json", _collection(plan, prompts, loaded))
     if not _collect(plan, prompts, answers / "samples.jsonl", deadline_s=deadline_s, tell=tell):
         return Outcome("collect", {})
     samples = read_samples(answers / "samples.jsonl", vocab_size=loaded.config.vocab_size)
     kept, held_out = split_samples(samples, held_out_share=plan.held_out_share)
-    guesser = _guesser(plan, loaded, kept)
+    draft = _draft(plan, loaded, kept)
     with _threads(plan.num_threads), _fast_products():
-        came = _train(plan, guesser, kept, work / "state.pt", deadline_s=deadline_s, tell=tell)
+        came = _train(plan, draft.learner, kept, work / "state.pt", deadline_s=deadline_s, tell=tell)
     if not came.is_done:
         return Outcome("train", {})
     measured: dict[str, Any] = {
         "loss": came.loss,
-        "coverage": coverage(guesser.vocabulary, (sample.answer_ids for sample in held_out)),
+        "coverage": coverage(draft.learner.vocabulary, (sample.answer_ids for sample in held_out)),
     }
     provenance = _provenance(plan, prompts, samples) | {"measured": measured}
-    trained = TrainedHead(guesser.head.spec, guesser.head, guesser.vocabulary, provenance)
-    save_head(work / "draft", trained, stored=plan.stored)
+    draft.write(work / "draft", provenance)
     if plan.measured_by_class:
         arms = _measure(plan, held_out, work, deadline_s=deadline_s, tell=tell)
         if arms is None:
             return Outcome("evaluate", {})
         measured["arms"] = arms
-    if plan.kind == "eagle":
-        verifier = _verifier(plan.model)
-        save_speculators(plan.out / "speculators", trained, guesser.teacher.output, verifier=verifier)
-    save_head(plan.out, trained, stored=plan.stored)
+    if isinstance(draft, HeadDraft) and plan.kind == "eagle":
+        draft.write_speculators(plan.out / "speculators", verifier=_verifier(plan.model))
+    draft.write(plan.out, provenance)
     return Outcome("done", measured)
 
 
@@ -186,10 +239,10 @@ def _collect(plan: Plan, prompts: Sequence[TrainPrompt], path: Path, *, deadline
 
 
 def _train(
-    plan: Plan, guesser: Guesser, samples: list[Sample], state_file: Path, *, deadline_s: float, tell: Watcher
+    plan: Plan, learner: Learner, samples: list[Sample], state_file: Path, *, deadline_s: float, tell: Watcher
 ) -> Progressed:
     return train(
-        guesser,
+        learner,
         samples,
         plan.train,
         state_file=state_file,
@@ -227,8 +280,13 @@ def _verifier(model: str | None) -> str:
     return hub.HubName.parse(model).repository if model.startswith(hub.PREFIX) else str(Path(model).resolve())
 
 
-def _guesser(plan: Plan, loaded: LoadedModel, samples: Sequence[Sample]) -> Guesser:
-    """An untrained head of the planned kind, drawn from the seed, beside its teacher."""
+def _draft(plan: Plan, loaded: LoadedModel, samples: Sequence[Sample]) -> Draft:
+    """An untrained draft of the planned kind, beside its teacher."""
+    device = train_device(plan.device)
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    teacher = Teacher(loaded.config, loaded.tensors, device=device, dtype=dtype)
+    if plan.kind == "model":
+        return make_model_draft(loaded, teacher, num_layers=plan.num_layers)
     vocabulary = _vocabulary(plan, loaded, samples)
     spec = default_spec(
         plan.kind,
@@ -238,10 +296,8 @@ def _guesser(plan: Plan, loaded: LoadedModel, samples: Sequence[Sample]) -> Gues
         num_draft_ids=len(vocabulary),
         num_layers=plan.num_layers,
     )
-    device = train_device(plan.device)
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    teacher = Teacher(loaded.config, loaded.tensors, device=device, dtype=dtype)
-    return Guesser(new_head(spec, seed=plan.train.seed).to(device), vocabulary, teacher)
+    guesser = Guesser(new_head(spec, seed=plan.train.seed).to(device), vocabulary, teacher)
+    return HeadDraft(guesser, plan.stored or "int8")
 
 
 def new_head(spec: HeadSpec, *, seed: int) -> DraftHead:
@@ -263,7 +319,7 @@ def _vocabulary(plan: Plan, loaded: LoadedModel, samples: Sequence[Sample]) -> D
     special = {*loaded.tokenizer.eos_ids, *loaded.tokenizer.special_ids}
     return choose_vocabulary(
         (sample.answer_ids for sample in samples),
-        size=plan.num_draft_ids,
+        size=plan.num_draft_ids or _NUM_DRAFT_IDS,
         vocab_size=loaded.config.vocab_size,
         always=(token for token in special if token < loaded.config.vocab_size),
     )
@@ -275,6 +331,14 @@ def _collection(plan: Plan, prompts: Sequence[TrainPrompt], loaded: LoadedModel)
     digest = hashlib.sha256(json.dumps(messages, sort_keys=True).encode()).hexdigest()
     collected = {name: value for name, value in asdict(plan.collect).items() if name != "group"}
     return {"target": loaded.source_hash, "prompts": f"sha256:{digest}", "settings": collected}
+
+
+def _check_same_kind(plan: Plan, work: Path) -> None:
+    """A folder with a `draft.json` is taken for a network, whatever model lies beside it."""
+    if plan.kind == "model" and any(is_head_folder(folder) for folder in (plan.out, work / "draft")):
+        raise ConfigError(
+            f"{plan.out} holds a trained draft that is no model.", "Choose another folder, or delete this one."
+        )
 
 
 def _check_same_collection(path: Path, wanted: dict[str, Any]) -> None:
