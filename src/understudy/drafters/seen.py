@@ -13,6 +13,7 @@ had no say for a while), nothing is guessed until the next pass.
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -64,7 +65,7 @@ class Text:
         return features
 
 
-class SeeingDrafter:
+class SeeingDrafter(ABC):
     """A drafter that keeps what it is shown; a kind says how rows are read (`_read`) and guessed from (`_draft`)."""
 
     name: ClassVar[str]
@@ -86,7 +87,7 @@ class SeeingDrafter:
         """Texts that something is kept of."""
         return len(self._texts)
 
-    def start(self, context: Context) -> None:
+    def start(self, context: Context) -> None:  # noqa: B027 (nothing to do, for any kind)
         """Need nothing: what there is to see comes with the first pass."""
 
     def see(self, context: Context, first: int, features: Floats) -> None:
@@ -131,24 +132,24 @@ class SeeingDrafter:
         if text is not None:
             self._release(text)
 
+    @abstractmethod
     def time_step(self, rows: int, context: int) -> float:
         """Seconds of one pass for so many texts of this length, for the cost model."""
-        raise NotImplementedError
 
     def _has_last(self, context: Context) -> bool:
         """Whether the hidden states at the last computed row are at hand."""
         text = self._texts.get(context.sequence_id)
         return text is not None and text.num_seen == len(context.tokens) - 1
 
+    @abstractmethod
     def _read(self, texts: Sequence[Text], contexts: Sequence[Context]) -> None:
         """Make of unread rows what guessing needs."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _draft(self, texts: Sequence[Text], contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
         """Guess for texts that are read."""
-        raise NotImplementedError
 
-    def _release(self, text: Text) -> None:
+    def _release(self, text: Text) -> None:  # noqa: B027 (some kinds hold nothing)
         """Give back what a text holds."""
 
     def _observe(self, texts: Sequence[Text], started_s: float, *, num_rows: int, num_passes: int = 1) -> None:
