@@ -15,7 +15,7 @@ from understudy.models.heads.draft_vocabulary import DraftVocabulary
 from understudy.models.heads.files import TrainedHead
 from understudy.models.heads.spec import HeadKind, HeadSpec, default_spec
 from understudy.train.data import Sample
-from understudy.train.guesses import Guesser, words_at
+from understudy.train.guesses import Guess, Guesser, words_at
 from understudy.train.run import new_head
 from understudy.train.teacher import Reading, Teacher
 
@@ -71,8 +71,8 @@ def greedy_chains(guesser: Guesser, reading: Reading, anchors: torch.Tensor) -> 
     """The best words of a chain from each anchor, as the target's ids: [B, A, guesses]."""
     ids = guesser.vocabulary.ids
 
-    def before(_: int, logits: torch.Tensor | None) -> torch.Tensor:
-        return words_at(reading, anchors + 1) if logits is None else ids[logits.argmax(dim=-1)]
+    def before(_: int, guess: Guess | None) -> torch.Tensor:
+        return words_at(reading, anchors + 1) if guess is None else ids[guess.logits.argmax(dim=-1)]
 
     return torch.stack([ids[guess.logits.argmax(dim=-1)] for guess in guesser.after(reading, anchors, before)], dim=-1)
 

@@ -30,7 +30,7 @@ from understudy.models.heads.block import BlockHead
 from understudy.models.heads.eagle import EagleHead
 from understudy.models.heads.spec import HEAD_KINDS, HeadKind
 from understudy.sampling.noise import NoiseKey
-from understudy.train.guesses import Guesser
+from understudy.train.guesses import Guess, Guesser
 from understudy.train.teacher import Reading
 
 Floats = NDArray[np.float32]
@@ -87,7 +87,7 @@ class Case:
             for depth, token in enumerate(path, 1):
                 embedding = guesser.teacher.embedding[torch.tensor([[token]])]
                 states, past = head.read(states[:, -1:], embedding, torch.tensor([anchor + depth]), past)
-            return guesser._logits(head.output_norm(states[0, -1]))
+            return Guess(head.output_norm(states[0, -1]), guesser._output).logits
         words = [self.tokens[anchor + 1], *path]
 
         def before(k: int, logits: object) -> torch.Tensor:
@@ -250,7 +250,7 @@ def without_gaps(case: Case, anchor: int, kept: list[int]) -> list[int]:
         states, past = head.read(head.fusion(reading.features[:, places]), following, places)
         words: list[int] = []
         for depth in range(1, 5):
-            words.append(int(ids[guesser._logits(head.output_norm(states[0, -1])).argmax()]))
+            words.append(int(ids[Guess(head.output_norm(states[0, -1]), guesser._output).logits.argmax()]))
             embedding = guesser.teacher.embedding[torch.tensor([[words[-1]]])]
             states, past = head.read(states[:, -1:], embedding, torch.tensor([anchor + depth]), past)
         return words

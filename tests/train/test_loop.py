@@ -14,9 +14,9 @@ from torch import Tensor
 from tests.tiny_heads import tiny_guesser, tiny_samples
 from understudy.errors import ConfigError, ModelError
 from understudy.models.heads.spec import HEAD_KINDS, HeadKind
-from understudy.train.data import make_batch
+from understudy.train.data import Batches, make_batch
 from understudy.train.guesses import batch_loss, draw_anchors
-from understudy.train.lessons import read_lesson
+from understudy.train.lessons import Lessons, read_lesson
 from understudy.train.loop import rate_at, train
 from understudy.train.settings import TrainSettings
 
@@ -97,7 +97,8 @@ def test_in_bf16_as_on_a_gpu_it_loses_about_the_same(kind: HeadKind) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         guesser = tiny_guesser(kind, dtype=dtype)
         lesson = read_lesson(guesser, make_batch(SAMPLES, max_length=32), SETTINGS.temperatures)
-        assert lesson.reading.features.dtype == lesson.reading.last_hidden.dtype == dtype
+        read = lesson.reading.features if kind != "medusa" else lesson.reading.last_hidden
+        assert read.dtype == dtype
         with guesser.teacher.computing():
             loss = batch_loss(guesser, lesson, draw_anchors(lesson.batch, 8, seed=0), SETTINGS)
         loss.backward()
@@ -168,3 +169,21 @@ def test_the_rate_rises_and_falls() -> None:
 def test_settings_that_make_no_sense_are_refused(change: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=next(iter(change))):
         TrainSettings(**change)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", HEAD_KINDS)
+def test_what_was_kept_of_a_lesson_teaches_the_same(kind: HeadKind, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With room for all of it, for its laws alone, and for nothing."""
+    guesser = tiny_guesser(kind)
+    batches = Batches(SAMPLES, max_length=32, tokens_per_batch=120, seed=0)
+    losses = set()
+    for room in (1.0, 0.15, 0.0):
+        monkeypatch.setattr(Lessons, "_has_room", lambda _, share, room=room: room > share)
+        lessons = Lessons(guesser, batches, SETTINGS.temperatures)
+        for _ in range(2):
+            lesson = lessons.at(0)
+            with torch.no_grad():
+                losses.add(float(batch_loss(guesser, lesson, draw_anchors(lesson.batch, 8, seed=0), SETTINGS)))
+        kept = lessons._kept.values()
+        assert [one.reading.is_whole for one in kept] == {1.0: [True], 0.15: [False], 0.0: []}[room]
+    assert len(losses) == 1

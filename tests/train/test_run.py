@@ -193,3 +193,35 @@ def test_other_prompts_for_the_same_folder_are_refused(model: Path, prompts: Pat
 def test_nothing_to_train_on_is_refused(model: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="nothing to train on"):
         run(Plan(kind="medusa", model=str(model), out=tmp_path))
+
+
+def test_a_draft_is_trained_further(model: Path, prompts: Path, tmp_path: Path) -> None:
+    """It begins where the other ended, with its ids, and says so; its own folder is resumed as any other."""
+    first = replace(plan("block", model, prompts, tmp_path / "first"), measured_by_class=0)
+    assert run(first).is_done
+    more = replace(
+        first,
+        out=tmp_path / "more",
+        answers=first.out / "work",
+        begin_with=first.out,
+        num_draft_ids=None,
+        stored="fp16",
+    )
+    still = replace(more, out=tmp_path / "still", train=replace(TRAIN, learning_rate=0.0))
+    assert run(more).is_done
+    assert run(still).is_done
+    begun, further, unchanged = (load_head(folder) for folder in (first.out, more.out, still.out))
+    assert torch.equal(begun.vocabulary.ids, further.vocabulary.ids)
+    assert further.provenance["begun_with"] == begun.provenance
+    for name, weight in begun.head.state_dict().items():
+        torch.testing.assert_close(unchanged.head.state_dict()[name], weight, rtol=1e-3, atol=1e-4)
+    assert not torch.equal(further.head.markov_out.weight, unchanged.head.markov_out.weight)
+    with pytest.raises(ConfigError, match="kind block"):
+        run(replace(more, kind="eagle", out=tmp_path / "other"))
+    with pytest.raises(ConfigError, match="first weights"):
+        run(replace(still, begin_with=more.out))
+
+
+def test_numbers_that_a_draft_has_already_are_refused(model: Path, prompts: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="keeps its ids"):
+        replace(plan("block", model, prompts, tmp_path), begin_with=tmp_path)

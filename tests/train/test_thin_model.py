@@ -21,7 +21,7 @@ from understudy.models.load import load_model
 from understudy.train.data import Batch, make_batch
 from understudy.train.lessons import Lesson, read_lesson
 from understudy.train.loop import train
-from understudy.train.losses import draft_loss
+from understudy.train.losses import Distance
 from understudy.train.model_draft import make_model_draft
 from understudy.train.settings import TrainSettings
 from understudy.train.teacher import Teacher
@@ -133,24 +133,24 @@ def test_the_loss_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     batch = make_batch(SAMPLES[:3], max_length=25)
     lesson = lesson_of(pupil, batch)
     found = pupil.loss(lesson, SETTINGS, seed=0)
-    monkeypatch.setattr("understudy.train.thin_model._MOST_ROWS", 7)
+    monkeypatch.setattr("understudy.train.losses._MOST_SCORES", 7 * pupil.teacher.config.vocab_size)
     torch.testing.assert_close(pupil.loss(lesson, SETTINGS, seed=0), found)
     losses: list[Tensor] = []
+    distance = Distance(temperatures=SETTINGS.temperatures, cross_entropy_share=SETTINGS.cross_entropy_share)
     for place in range(3):
         hidden = pupil.head(pupil.teacher.embedding[batch.token_ids[place : place + 1]])
         for last_read in range(int(batch.answer_starts[place]), int(batch.lengths[place]) - 1):
             logits = pupil.teacher.logits(hidden[0, last_read : last_read + 1])
-            laws = lesson.laws_at(torch.full((3, 1), last_read)).at(torch.tensor([place]))
-            share = SETTINGS.cross_entropy_share
-            losses.append(draft_loss(logits, laws, SETTINGS.temperatures, cross_entropy_share=share)[0])
+            laws = lesson.laws.at(lesson.lines_at(torch.full((3, 1), last_read))[place])
+            losses.append(distance.measure(logits, laws, torch.ones(1))[0])
     torch.testing.assert_close(found, torch.cat(losses).mean())
 
 
 def test_pieces_give_the_same_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     gradients: list[dict[str, Tensor]] = []
     for most_rows in (2048, 7):
-        monkeypatch.setattr("understudy.train.thin_model._MOST_ROWS", most_rows)
         pupil = learner()
+        monkeypatch.setattr("understudy.train.losses._MOST_SCORES", most_rows * pupil.teacher.config.vocab_size)
         pupil.loss(lesson_of(pupil), SETTINGS, seed=0).backward()
         gradients.append({name: p.grad for name, p in pupil.head.named_parameters() if p.grad is not None})
     assert gradients[0].keys() == dict(learner().head.named_parameters()).keys()

@@ -55,6 +55,7 @@ def add_train(commands: Any) -> None:
     add("--learning-rate", type=float, default=1e-3, metavar="R", help="the highest (default: 0.001)")
     add("--batch-tokens", type=int, default=16384, metavar="N", help="tokens of a step (default: 16384)")
     add("--layers", type=int, metavar="N", help="layers of a block (default: 2), or kept for a model (default: 4)")
+    add("--begin-with", metavar="FOLDER", help="train this draft further, with its layers and ids")
     add("--draft-ids", type=int, metavar="N", help="ids that it can guess (default: 8192, and a model all)")
     add("--seed", type=int, default=0, metavar="N", help="of answers, weights and order (default: 0)")
     add(
@@ -146,6 +147,7 @@ def _plan(arguments: argparse.Namespace) -> Plan:
         max_prompts=arguments.num_prompts,
         num_draft_ids=arguments.draft_ids,
         num_layers=arguments.layers,
+        begin_with=None if arguments.begin_with is None else Path(arguments.begin_with),
         measured_by_class=arguments.measure,
         stored=arguments.stored,
         device=arguments.device,

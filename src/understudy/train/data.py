@@ -118,8 +118,13 @@ class Batch:
 class Batches:
     """All batches of an epoch, in an order that the seed and the epoch decide."""
 
-    def __init__(self, samples: Sequence[Sample], *, max_length: int, tokens_per_batch: int, seed: int) -> None:
-        """Put texts of like length together, up to so many tokens with what fills them up; cut longer texts off."""
+    def __init__(
+        self, samples: Sequence[Sample], *, max_length: int, tokens_per_batch: int, seed: int, length_step: int = 1
+    ) -> None:
+        """Put texts of like length together, up to so many tokens with what fills them up; cut longer texts off.
+
+        They are filled up to a multiple of `length_step`.
+        """
         usable = [sample for sample in samples if min(len(sample.token_ids), max_length) - sample.answer_start >= 2]
         if not usable:
             raise ConfigError(
@@ -128,10 +133,11 @@ class Batches:
             )
         self._seed = seed
         self._max_length = max_length
+        self._length_step = length_step
         self._batches: list[list[Sample]] = []
         batch: list[Sample] = []
         for sample in sorted(usable, key=lambda sample: len(sample.token_ids)):
-            longest = min(len(sample.token_ids), max_length)
+            longest = -(-min(len(sample.token_ids), max_length) // length_step) * length_step
             if batch and longest * (len(batch) + 1) > tokens_per_batch:
                 self._batches.append(batch)
                 batch = []
@@ -149,13 +155,13 @@ class Batches:
 
     def batch(self, number: int) -> Batch:
         """The batch of a number."""
-        return make_batch(self._batches[number], max_length=self._max_length)
+        return make_batch(self._batches[number], max_length=self._max_length, length_step=self._length_step)
 
 
-def make_batch(samples: Sequence[Sample], *, max_length: int) -> Batch:
-    """Put texts side by side."""
+def make_batch(samples: Sequence[Sample], *, max_length: int, length_step: int = 1) -> Batch:
+    """Put texts side by side, filled up to a multiple of `length_step`."""
     texts = [sample.token_ids[:max_length] for sample in samples]
-    longest = max(map(len, texts))
+    longest = -(-max(map(len, texts)) // length_step) * length_step
     filled = [[*text, *([0] * (longest - len(text)))] for text in texts]
     lengths, starts = [len(text) for text in texts], [sample.answer_start for sample in samples]
     most = max(length - 1 - start for length, start in zip(lengths, starts, strict=True))

@@ -22,22 +22,39 @@ from understudy.models.heads.files import DraftHead
 from understudy.models.heads.medusa import MedusaHead
 from understudy.train.data import Batch
 from understudy.train.lessons import Lesson
-from understudy.train.losses import draft_loss, survival_loss
+from understudy.train.losses import Distance, draft_loss, survival_loss
 from understudy.train.settings import TrainSettings
 from understudy.train.teacher import Reading, Teacher
-
-Before = Callable[[int, Tensor | None], Tensor]
-"""Given k and the logits [B, A, D] of guess k - 1 (None for k = 0), the tokens [B, A] that come before guess k."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Guess:
     """One place ahead, from all anchors."""
 
-    logits: Tensor
-    """[B, A, D] over the draft's ids"""
-    confidence: Tensor | None = None
-    """[B, A] log odds that the guess is right if those before were"""
+    hidden: Tensor
+    """[B, A, hidden] what the output layer is given"""
+    output: Tensor
+    """[D, hidden] the target's output layer, cut to the draft's ids"""
+    before: Tensor | None = None
+    """[B, A] places of the tokens before among the draft's ids (-1: none of them), if a block adds a bias for them"""
+    head: BlockHead | None = None
+
+    @property
+    def logits(self) -> Tensor:
+        """Over the draft's ids, [B, A, D]."""
+        # in fp32: differences of a tenth between logits, which bf16 rounds off, are what laws are made of
+        with torch.autocast(self.hidden.device.type, enabled=False):
+            logits = linear(self.hidden.float(), self.output)
+            return logits if self.head is None or self.before is None else logits + self.head.bias(self.before)
+
+    @property
+    def confidence(self) -> Tensor | None:
+        """Log odds that the guess is right if those before were, [B, A]."""
+        return None if self.head is None or self.before is None else self.head.confidence(self.hidden, self.before)
+
+
+Before = Callable[[int, Guess | None], Tensor]
+"""Given k and guess k - 1 (None for k = 0), the tokens [B, A] that come before guess k."""
 
 
 class Guesser:
@@ -60,8 +77,7 @@ class Guesser:
 
     def loss(self, lesson: Lesson, settings: TrainSettings, *, seed: int) -> Tensor:
         """The mean loss of guesses from anchors that the seed draws."""
-        anchors = draw_anchors(lesson.batch, settings.num_anchors, seed=seed)
-        return batch_loss(self, lesson, anchors, settings)
+        return batch_loss(self, lesson, draw_anchors(lesson.batch, settings.num_anchors, seed=seed), settings)
 
     def after_text(self, reading: Reading, anchors: Tensor) -> Iterator[Guess]:
         """Guesses after the text's own words; anchors [B, A]. Beyond the text's end they mean nothing."""
@@ -79,19 +95,19 @@ class Guesser:
     def _medusa(self, head: MedusaHead, reading: Reading, anchors: Tensor) -> Iterator[Guess]:
         states = _rows(reading.last_hidden, anchors)
         for k in range(head.spec.num_tokens):
-            yield Guess(self._logits(head.hidden(k, states)))
+            yield Guess(head.hidden(k, states), self._output)
 
     def _eagle(self, head: EagleHead, reading: Reading, anchors: Tensor, before: Before) -> Iterator[Guess]:
-        logits: Tensor | None = None
+        guess: Guess | None = None
 
         def embed(step: int) -> Tensor:
-            return self.teacher.embedding[before(step, logits)]
+            return self.teacher.embedding[before(step, guess)]
 
         following = self._embeddings_after(reading)
         steps = head.unroll(reading.features, following, anchors, embed=embed, num_steps=head.spec.num_tokens)
         for states in steps:
-            logits = self._logits(head.output_norm(states))
-            yield Guess(logits)
+            guess = Guess(head.output_norm(states), self._output)
+            yield guess
 
     def _embeddings_after(self, reading: Reading) -> Tensor:
         """The embeddings of x[i+1] for every position i; the last has none, and no anchor stands there."""
@@ -100,16 +116,10 @@ class Guesser:
     def _block(self, head: BlockHead, reading: Reading, anchors: Tensor, before: Before) -> Iterator[Guess]:
         tokens = before(0, None)
         rows = head(head.context(reading.features), anchors, self.teacher.embedding[tokens])  # [B, A, N, hidden]
-        logits: Tensor | None = None
+        guess: Guess | None = None
         for k in range(head.spec.num_tokens):
-            places = self.vocabulary.places[before(k, logits)]  # [B, A]
-            logits = self._logits(rows[:, :, k]) + head.bias(places)
-            yield Guess(logits, head.confidence(rows[:, :, k], places))
-
-    def _logits(self, hidden: Tensor) -> Tensor:
-        """In fp32: differences of a tenth between logits, which bf16 rounds off, are what laws are made of."""
-        with torch.autocast(hidden.device.type, enabled=False):
-            return linear(hidden.float(), self._output)
+            guess = Guess(rows[:, :, k], self._output, self.vocabulary.places[before(k, guess)], head)
+            yield guess
 
 
 def _rows(x: Tensor, anchors: Tensor) -> Tensor:
@@ -123,24 +133,34 @@ def words_at(reading: Reading, places: Tensor) -> Tensor:
 
 
 def batch_loss(guesser: Guesser, lesson: Lesson, anchors: Tensor, settings: TrainSettings) -> Tensor:
-    """The mean loss of a batch's guesses from anchors [B, A]; places further ahead weigh less."""
-    total = anchors.new_zeros((), dtype=torch.float32)
-    weight = total.clone()
-    for k, guess in enumerate(guesser.after_text(lesson.reading, anchors)):
-        wanted = lesson.batch.is_guessed(anchors, k)  # [B, A]
-        losses, accepted = draft_loss(
-            guess.logits.flatten(0, 1),
-            lesson.laws_at(anchors + 1 + k),
-            settings.temperatures,
-            cross_entropy_share=settings.cross_entropy_share,
-        )
-        if guess.confidence is not None:
-            losses = losses + survival_loss(guess.confidence.flatten(), accepted)
-        share = settings.place_decay**k
-        # where there is no word to guess the loss means nothing: it is left out without looking at it
-        total = total + share * torch.where(wanted.flatten(), losses, 0.0).sum()
-        weight = weight + share * wanted.sum()
-    return total / weight.clamp(min=1.0)
+    """The mean loss of a batch's guesses from anchors [B, A]; places further ahead weigh less.
+
+    Which guesses count is worked out on the host, where anchors and batch are: nothing here waits for a GPU.
+    """
+    head, device = guesser.head, guesser.teacher.device
+    ahead = torch.arange(head.spec.num_tokens)
+    places = anchors[..., None] + 1 + ahead  # [B, A, N] of the tokens before the guesses
+    wanted = torch.stack([lesson.batch.is_guessed(anchors, int(k)) for k in ahead], dim=-1)
+    shares = (settings.place_decay**ahead).expand(wanted.shape)[wanted]  # [M]
+    weights = (shares / shares.sum().clamp(min=1e-6)).to(device, non_blocking=True)
+    at = wanted.flatten().nonzero()[:, 0].to(device, non_blocking=True)
+    guesses = list(guesser.after_text(lesson.reading, anchors.to(device, non_blocking=True)))
+    hidden = torch.stack([guess.hidden for guess in guesses], dim=2).flatten(0, 2)[at]
+    laws = lesson.laws.at(lesson.lines_at(places)[wanted].to(device, non_blocking=True))
+    distance = Distance(temperatures=settings.temperatures, cross_entropy_share=settings.cross_entropy_share)
+    if not isinstance(head, BlockHead):
+        return draft_loss(hidden, guesses[0].output, laws, distance, weights=weights)[0]
+    before = torch.stack([guess.before for guess in guesses if guess.before is not None], dim=2).flatten()[at]
+    loss, accepted = draft_loss(
+        hidden,
+        guesses[0].output,
+        laws,
+        distance,
+        weights=weights,
+        lines=head.line(before),
+        bias_out=head.markov_out.weight,
+    )
+    return loss + (weights * survival_loss(head.confidence(hidden, before), accepted)).sum()
 
 
 def draw_anchors(batch: Batch, num_anchors: int, *, seed: int) -> Tensor:

@@ -1,13 +1,13 @@
 """What the target has to say about a batch: its features at every position, and its laws of every word of the answers.
 
-All of it is a function of the batch alone, and batches come again in every epoch. So where a GPU has room for it, it is
-worked out once and kept there.
+All of it is a function of the batch alone, and batches come again in every epoch. So on a GPU laws are worked out once
+and kept there, and so are features where there is room for them: they take kilobytes for each token.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -21,7 +21,7 @@ from understudy.train.teacher import Reading, Teacher
 
 _MOST_ROWS = 8192
 """Rows whose logits over the whole vocabulary are held at once."""
-_ROOM_FOR_WORK = 0.35
+_ROOM_FOR_WORK = 0.2
 """The share of a GPU's memory that training itself is left with."""
 
 
@@ -31,14 +31,16 @@ class Lesson:
 
     batch: Batch
     reading: Reading
+    """What the target made of it; features are read again where there was no room to keep them"""
     laws: Laws
     """Of all words of the answers; the law at a place is of the word after it."""
     lines: Tensor
-    """[B, T] which of them is a place's"""
+    """[B, T] which of them is a place's; it and the batch stay on the host, which chooses what is learned"""
 
-    def laws_at(self, places: Tensor) -> Laws:
-        """The laws at places [B, A], one after another; beyond the end they mean nothing."""
-        return self.laws.at(self.lines.gather(1, places.clamp(max=self.lines.shape[1] - 1)).flatten())
+    def lines_at(self, places: Tensor) -> Tensor:
+        """Which law is that at places [B, ...]; beyond the end it means nothing."""
+        known = places.clamp(max=self.lines.shape[1] - 1)
+        return self.lines.gather(1, known.flatten(1)).reshape(places.shape)
 
 
 class Learner(Protocol):
@@ -69,17 +71,30 @@ class Learner(Protocol):
 
 def read_lesson(learner: Learner, batch: Batch, temperatures: Sequence[float]) -> Lesson:
     """Let the target read a batch."""
-    batch = batch.to(learner.teacher.device)
-    reading = learner.teacher.read(batch.token_ids, learner.feature_layers)
-    places = torch.arange(batch.token_ids.shape[1], device=batch.token_ids.device)
+    device = learner.teacher.device
+    reading = learner.teacher.read(batch.token_ids.to(device, non_blocking=True), learner.feature_layers)
+    places = torch.arange(batch.token_ids.shape[1])
     is_asked = (places >= batch.answer_starts[:, None] - 1) & (places < batch.lengths[:, None] - 1)  # [B, T]
+    asked = is_asked.flatten().nonzero()[:, 0].to(device, non_blocking=True)
     parts = [
         target_laws(learner.teacher.logits(rows), learner.vocabulary.ids, temperatures)
-        for rows in torch.split(reading.last_hidden[is_asked], _MOST_ROWS)
+        for rows in torch.split(reading.last_hidden.flatten(0, 1)[asked], _MOST_ROWS)
     ]
     laws = Laws(torch.cat([part.places for part in parts]), torch.cat([part.p for part in parts], dim=1))
     lines = (is_asked.flatten().cumsum(0) - 1).reshape(is_asked.shape).clamp(min=0)
-    return Lesson(batch, reading, laws, lines)
+    return Lesson(batch, _useful(reading), laws.packed(), lines)
+
+
+def read_batch(learner: Learner, batch: Batch) -> Reading:
+    """Let the target read a batch for its features alone."""
+    return _useful(
+        learner.teacher.read(batch.token_ids.to(learner.teacher.device, non_blocking=True), learner.feature_layers)
+    )
+
+
+def _useful(reading: Reading) -> Reading:
+    """Without the last state where there are features: nobody reads both, and others get its room."""
+    return replace(reading, last_hidden=reading.last_hidden[:, :0].clone()) if reading.features.shape[2] else reading
 
 
 class Lessons:
@@ -90,6 +105,7 @@ class Lessons:
         self._batches = batches
         self._temperatures = temperatures
         self._kept: dict[int, Lesson] = {}  # by the number of the batch
+        self._most_bytes = _gpu_bytes(learner.teacher.device)
 
     def at(self, step: int) -> Lesson:
         """What a step learns from."""
@@ -97,14 +113,21 @@ class Lessons:
         lesson = self._kept.get(number)
         if lesson is None:
             lesson = read_lesson(self._learner, self._batches.batch(number), self._temperatures)
-            if self._has_room():
+            if self._has_room(_ROOM_FOR_WORK):
                 self._kept[number] = lesson
+            elif self._has_room(_ROOM_FOR_WORK / 2):
+                self._kept[number] = replace(lesson, reading=lesson.reading.tokens_alone())
+        elif not lesson.reading.is_whole:
+            lesson = replace(lesson, reading=read_batch(self._learner, lesson.batch))
         return lesson
 
-    def _has_room(self) -> bool:
+    def _has_room(self, share: float) -> bool:
         device = self._learner.teacher.device
-        if device.type != "cuda":
-            return False
-        free, total = torch.cuda.mem_get_info(device)
-        held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # by torch, and free
-        return free + held > _ROOM_FOR_WORK * total
+        return device.type == "cuda" and torch.cuda.memory_allocated(device) < (1.0 - share) * self._most_bytes
+
+
+def _gpu_bytes(device: torch.device) -> int:
+    """What torch can have of a GPU's memory. The driver is asked once: it takes its time to answer."""
+    if device.type != "cuda":
+        return 0
+    return int(torch.cuda.mem_get_info(device)[0]) + int(torch.cuda.memory_reserved(device))

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from understudy.errors import ConfigError, ModelError
 from understudy.models.heads.files import replace_file
@@ -31,6 +31,10 @@ Watcher = Callable[[int, int, float], None]
 
 _SAVE_EVERY_S = 60.0
 """Where steps are slow, the state is written as often as this."""
+_LOOK_EVERY_STEPS = 16
+"""On a GPU, whom nobody keeps waiting in between."""
+_LENGTH_STEP = 64
+"""On a GPU attention is planned anew for every shape, a tenth of a second each: so there are to be few."""
 _LOWEST_RATE = 0.05
 
 
@@ -64,23 +68,30 @@ def train(
     midst of a step, so it leaves what was last written.
     """
     head = learner.head
+    on_gpu = next(head.parameters()).is_cuda
     batches = Batches(
-        samples, max_length=settings.max_length, tokens_per_batch=settings.tokens_per_batch, seed=settings.seed
+        samples,
+        max_length=settings.max_length,
+        tokens_per_batch=settings.tokens_per_batch,
+        seed=settings.seed,
+        length_step=_LENGTH_STEP if on_gpu else 1,
     )
     optimizer = _optimizer(head, settings)
     identity = _identity(learner, samples, settings)
-    step, loss = _resume(state_file, head, optimizer, identity)
+    step, late = _resume(state_file, head, optimizer, identity)
+    look_every = _LOOK_EVERY_STEPS if on_gpu else 1
     lessons = Lessons(learner, batches, settings.temperatures)
     saved_s = time.monotonic()
     while step < settings.num_steps and (now_s := time.monotonic()) < deadline_s:
         found = _step(learner, optimizer, lessons.at(step), settings, step)
         step += 1
-        loss = found if step == 1 else 0.98 * loss + 0.02 * found
+        late = found if step == 1 else 0.98 * late + 0.02 * found
         if step % settings.save_every_steps == 0 or now_s - saved_s >= _SAVE_EVERY_S:
-            _save(state_file, head, optimizer, identity, step, loss)
+            _save(state_file, head, optimizer, identity, step, _looked_at(late, step))
             saved_s = now_s
-        if watcher is not None:
-            watcher(step, settings.num_steps, loss)
+        if watcher is not None and step % look_every == 0:
+            watcher(step, settings.num_steps, _looked_at(late, step))
+    loss = _looked_at(late, step)
     _save(state_file, head, optimizer, identity, step, loss)
     return Progressed(step, settings.num_steps, loss)
 
@@ -96,19 +107,25 @@ def _optimizer(head: nn.Module, settings: TrainSettings) -> torch.optim.AdamW:
 
 def _step(
     learner: Learner, optimizer: torch.optim.Optimizer, lesson: Lesson, settings: TrainSettings, step: int
-) -> float:
+) -> Tensor:
+    """Make a step, and give its loss, which nobody has waited for."""
     for group in optimizer.param_groups:
         group["lr"] = settings.learning_rate * rate_at(step, settings)
     with learner.teacher.computing():
         loss = learner.loss(lesson, settings, seed=step_seed(settings.seed, -1 - step))
     optimizer.zero_grad(set_to_none=True)
     loss.backward()  # type: ignore[no-untyped-call]
-    value = float(loss.detach())
-    if not math.isfinite(value):
-        raise ConfigError(f"The loss of step {step} is {value}.", "Train anew with a lower learning rate.")
     nn.utils.clip_grad_norm_(learner.head.parameters(), settings.clip_norm)
     optimizer.step()
-    return value
+    return loss.detach()
+
+
+def _looked_at(late: Tensor, step: int) -> float:
+    """The mean loss of late; what has once been no number stays none."""
+    loss = float(late)
+    if step > 0 and not math.isfinite(loss):
+        raise ConfigError(f"The loss after step {step} is {loss}.", "Train anew with a lower learning rate.")
+    return loss
 
 
 def rate_at(step: int, settings: TrainSettings) -> float:
@@ -129,7 +146,15 @@ def _identity(learner: Learner, samples: list[Sample], settings: TrainSettings) 
         "spec": learner.describe(),
         "samples": samples_digest(samples),
         "draft_ids": hashlib.sha256(ids).hexdigest(),
+        "first weights": _digest(learner.head),
     }
+
+
+def _digest(head: nn.Module) -> str:
+    digest = hashlib.sha256()
+    for parameter in head.parameters():
+        digest.update(parameter.detach().cpu().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _save(
@@ -149,10 +174,10 @@ def _save(
 
 def _resume(
     path: Path, head: nn.Module, optimizer: torch.optim.Optimizer, identity: dict[str, Any]
-) -> tuple[int, float]:
+) -> tuple[int, Tensor]:
     """Go on from a state, if there is one: the step to make next, and the loss of late."""
     if not path.is_file():
-        return 0, math.nan
+        return 0, torch.tensor(math.nan)
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
         was = json.loads(state["identity"])
@@ -165,4 +190,4 @@ def _resume(
             )
     head.load_state_dict(state["head"])
     optimizer.load_state_dict(state["optimizer"])
-    return int(state["step"]), float(state["loss"])
+    return int(state["step"]), torch.tensor(float(state["loss"]), device=next(head.parameters()).device)

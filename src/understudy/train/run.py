@@ -40,6 +40,7 @@ from understudy.models.heads.files import (
     StoredType,
     TrainedHead,
     is_head_folder,
+    load_head,
     make_head,
     replace_file,
     save_head,
@@ -85,6 +86,8 @@ class Plan:
     """Of its own, 8192 if None; a model can guess every id."""
     num_layers: int | None = None
     """Of a block or a model; what suits the target if None."""
+    begin_with: Path | None = None
+    """The folder of a draft that is trained further; its size and its ids stay as they are."""
     held_out_share: float = 0.02
     measured_by_class: int = 8
     """Held-out prompts of each class that the draft is measured on; 0 leaves it unmeasured."""
@@ -96,8 +99,12 @@ class Plan:
     train: TrainSettings = field(default_factory=TrainSettings)
 
     def __post_init__(self) -> None:
+        if self.begin_with is not None and (self.num_draft_ids or self.num_layers):
+            raise ConfigError("A draft that is trained further keeps its ids and layers.", "Leave their numbers out.")
         if self.kind != "model":
             return
+        if self.begin_with is not None:
+            raise ConfigError("A draft of kind model begins with the target's layers.", "Train another kind further.")
         if self.num_draft_ids is not None:
             raise ConfigError("A draft of kind model can guess every id.", "Leave the number of draft ids out.")
         if self.stored == "int8":
@@ -281,12 +288,21 @@ def _verifier(model: str | None) -> str:
 
 
 def _draft(plan: Plan, loaded: LoadedModel, samples: Sequence[Sample]) -> Draft:
-    """An untrained draft of the planned kind, beside its teacher."""
+    """A draft of the planned kind as it is before training, beside its teacher."""
     device = train_device(plan.device)
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     teacher = Teacher(loaded.config, loaded.tensors, device=device, dtype=dtype)
     if plan.kind == "model":
         return make_model_draft(loaded, teacher, num_layers=plan.num_layers)
+    if plan.begin_with is not None:
+        begun = load_head(plan.begin_with)
+        begun.spec.check_target(loaded.config)
+        if begun.spec.kind != plan.kind:
+            raise ConfigError(
+                f"{plan.begin_with} is a draft of kind {begun.spec.kind}.", f"Say --kind {begun.spec.kind}."
+            )
+        head = begun.head.requires_grad_().to(device)
+        return HeadDraft(Guesser(head, begun.vocabulary, teacher), plan.stored or "int8")
     vocabulary = _vocabulary(plan, loaded, samples)
     spec = default_spec(
         plan.kind,
@@ -368,5 +384,6 @@ def _provenance(plan: Plan, prompts: Sequence[TrainPrompt], samples: Sequence[Sa
         "collect": asdict(plan.collect),
         "train": plan.train.describe(),
         "held_out_share": plan.held_out_share,
+        **({} if plan.begin_with is None else {"begun_with": load_head(plan.begin_with).provenance}),
         "versions": {"understudy": __version__, "torch": torch.__version__},
     }

@@ -28,6 +28,15 @@ class Reading:
     last_hidden: Tensor
     """[B, T, hidden] the state after the final norm: the output layer times this are the logits"""
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether it has what a draft reads."""
+        return bool(self.features.numel() or self.last_hidden.numel())
+
+    def tokens_alone(self) -> Reading:
+        """The texts, to be read again."""
+        return Reading(self.token_ids, self.features[:0].clone(), self.last_hidden[:0].clone())
+
 
 class Teacher:
     """A target's weights on a device, frozen."""

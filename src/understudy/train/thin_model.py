@@ -15,21 +15,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
-from torch.utils.checkpoint import checkpoint
 
 from understudy.errors import ConfigError
 from understudy.models.config import ModelConfig
 from understudy.models.heads.draft_vocabulary import DraftVocabulary
 from understudy.train.lessons import Lesson
-from understudy.train.losses import Laws, draft_loss
+from understudy.train.losses import Distance, draft_loss
 from understudy.train.plain_decoder import PlainDecoder
 from understudy.train.settings import TrainSettings
 from understudy.train.teacher import Teacher
 
 DEFAULT_LAYERS = 4
-_MOST_ROWS = 2048
-"""Rows whose logits over the whole vocabulary are held at once; they are computed again for their gradients."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,21 +123,11 @@ class ThinLearner:
     def loss(self, lesson: Lesson, settings: TrainSettings, *, seed: int) -> Tensor:
         """The mean loss over all words of the answers but the first, which no draft is asked for."""
         token_ids = lesson.reading.token_ids
-        anchors = torch.arange(token_ids.shape[1] - 1, device=token_ids.device)[None]
+        anchors = torch.arange(token_ids.shape[1] - 1)[None]
         wanted = lesson.batch.is_guessed(anchors, 0)  # [B, T - 1]: the word at an anchor + 2, after that at + 1
+        at = wanted.flatten().nonzero()[:, 0].to(token_ids.device)
         hidden: Tensor = self.head(self.teacher.embedding[token_ids])
-        rows, lines = hidden[:, 1:][wanted], lesson.lines[:, 1:][wanted]  # [N, hidden], [N]
-        total = rows.new_zeros((), dtype=torch.float32)
-        for some, their_lines in zip(torch.split(rows, _MOST_ROWS), torch.split(lines, _MOST_ROWS), strict=True):
-            laws = lesson.laws.at(their_lines)
-            part: Tensor = checkpoint(
-                self._summed_loss, some, laws, settings, use_reentrant=False, preserve_rng_state=False
-            )
-            total = total + part
-        return total / max(len(rows), 1)
-
-    def _summed_loss(self, rows: Tensor, laws: Laws, settings: TrainSettings) -> Tensor:
-        with torch.autocast(rows.device.type, enabled=False):
-            logits = linear(rows.float(), self.teacher.output)
-        share = settings.cross_entropy_share
-        return draft_loss(logits, laws, settings.temperatures, cross_entropy_share=share)[0].sum()
+        laws = lesson.laws.at(lesson.lines[:, 1:][wanted].to(token_ids.device))
+        distance = Distance(temperatures=settings.temperatures, cross_entropy_share=settings.cross_entropy_share)
+        weights = torch.full((len(at),), 1.0 / max(len(at), 1), device=token_ids.device)
+        return draft_loss(hidden[:, 1:].flatten(0, 1)[at], self.teacher.output, laws, distance, weights=weights)[0]

@@ -60,8 +60,8 @@ def test_a_widened_draft_guesses_the_same(kind: HeadKind, grown: str) -> None:
             reading = teacher.read(text, one.spec.feature_layers)
             words = greedy_chains(guesser, reading, anchors)
             found = list(guesser.after_text(reading, anchors))
-        confidence = [guess.confidence for guess in found if guess.confidence is not None]
-        scores.append((words, torch.stack([guess.logits for guess in found]), confidence))
+            confidence = [guess.confidence for guess in found if guess.confidence is not None]
+            scores.append((words, torch.stack([guess.logits for guess in found]), confidence))
     (words, logits, sure), (wide_words, wide_logits, wide_sure) = scores
     assert torch.equal(words, wide_words)
     torch.testing.assert_close(wide_logits, logits, rtol=0, atol=1e-4 * float(logits.std()))

@@ -65,15 +65,16 @@ class BlockHead(nn.Module):
 
     def bias(self, before: Tensor) -> Tensor:
         """The bias of the tokens before, [...] places of the draft vocabulary (-1: not in it) -> [..., draft ids]."""
-        bias: Tensor = self.markov_out(self._line(before))
+        bias: Tensor = self.markov_out(self.line(before))
         return bias
 
     def confidence(self, hidden: Tensor, before: Tensor) -> Tensor:
         """Log odds that rows [..., hidden] guess right, given the tokens before them, [...]: the result is [...]."""
-        odds: Tensor = self.confidence_out(torch.cat([hidden, self._line(before).to(hidden.dtype)], dim=-1))
+        odds: Tensor = self.confidence_out(torch.cat([hidden, self.line(before).to(hidden.dtype)], dim=-1))
         return odds[..., 0]
 
-    def _line(self, before: Tensor) -> Tensor:
+    def line(self, before: Tensor) -> Tensor:
+        """What the bias of the tokens before is made of: [...] -> [..., rank]."""
         line: Tensor = self.markov_in(torch.where(before < 0, self.spec.num_draft_ids, before))
         return line
 

@@ -32,9 +32,7 @@ class RmsNorm(nn.Module):
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """The norm itself, for weights that are nobody's parameters."""
-    wide = x.float()
-    scaled = wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)
-    return (scaled * weight.float()).to(x.dtype)
+    return nn.functional.rms_norm(x.float(), weight.shape, weight.float(), eps).to(x.dtype)
 
 
 class GatedFeedForward(nn.Module):
