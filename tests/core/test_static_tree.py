@@ -54,7 +54,10 @@ def test_a_budget_is_kept_and_parents_come_first(num_steps: int) -> None:
             assert draft.depth <= max_depth
             assert len(found) == min(max_rows, len(fitting))
             chances = [survival(tree, guess) for guess in fitting]
-            assert chances == pytest.approx(sorted(chances, reverse=True)), "the likeliest come first"
+            assert chances == pytest.approx(sorted(chances, reverse=True))
+            assert set(found) == set(fitting[:max_rows]), "the likeliest are taken"
+            num_in_line = sum(in_line(tree, guess) for guess in found)
+            assert draft.parents[:num_in_line] == tuple(range(-1, num_in_line - 1)), "the line is in front"
 
 
 def test_the_likeliest_nodes_are_expanded() -> None:

@@ -39,7 +39,9 @@ class StaticTree:
     depths: tuple[int, ...]
     """Of each expanded node; 0 is the end of the text. They never fall."""
     guesses: tuple[Guess, ...]
-    """The rows of a draft, the likeliest first, so that each stands behind the one that it follows"""
+    """All that can be rows of a draft, the likeliest first, so that each stands behind the one that it follows"""
+    line: frozenset[Guess]
+    """The words that follow each other from the end of the text on, one for each depth"""
 
     @property
     def levels(self) -> list[range]:
@@ -53,8 +55,12 @@ class StaticTree:
         return max(len(level) for level in self.levels)
 
     def within(self, max_depth: int, max_rows: int) -> tuple[Guess, ...]:
-        """The likeliest guesses that a budget has room for; with a guess there is the one that it follows."""
-        return tuple(guess for guess in self.guesses if self.depths[guess.behind] < max_depth)[: max(0, max_rows)]
+        """The likeliest guesses that a budget has room for, each behind the one that it follows.
+
+        Those in line stand in front: where they are accepted their rows are in place already.
+        """
+        fitting = [guess for guess in self.guesses if self.depths[guess.behind] < max_depth]
+        return tuple(sorted(fitting[: max(0, max_rows)], key=lambda guess: guess not in self.line))
 
     def parents(self, guesses: tuple[Guess, ...]) -> tuple[int, ...]:
         """Where the guess that each of some guesses follows stands among them; -1 is the end of the text."""
@@ -80,6 +86,7 @@ def static_tree(num_steps: int, *, num_children: int, is_wide: bool = True) -> S
         expanded=(None, *(Guess(places[path[:-1]], path[-1]) for path in paths[1:])),
         depths=tuple(len(path) for path in paths),
         guesses=tuple(Guess(places[path[:-1]], path[-1]) for path in rows),
+        line=frozenset(Guess(places[path], is_rival=False) for path in line),
     )
 
 
