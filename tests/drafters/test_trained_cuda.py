@@ -18,8 +18,10 @@ from tests.tiny_models import write_tiny_model
 from understudy.assembly import Target, build_engine
 from understudy.config import EngineConfig
 from understudy.control.cost import CostModel
+from understudy.core.draft import Draft, is_tree
 from understudy.core.request import Facts, Request, SamplingParams, Speculation
 from understudy.drafters import trained_cuda
+from understudy.drafters.base import Budget, Context
 from understudy.drafters.device_heads import DeviceHeadDrafter
 from understudy.drafters.trained_cuda import make_trained_drafter_on_device
 from understudy.drafters.tree import Shape
@@ -127,6 +129,46 @@ def test_a_draft_that_is_always_right(target: Target) -> None:
     assert facts.counts.accepted >= NUM_WORDS // 2
     assert facts.counts.rejected <= NUM_TOKENS
     assert not drafter._texts
+
+
+def test_a_rival_that_is_right_is_followed_by_guesses(target: Target) -> None:
+    """A draft whose first is always wrong, and whose second always right: behind one rival there is the next."""
+    trained = parrot(target)
+    assert isinstance(trained.head, BlockHead)
+    wrong = 3
+    with torch.no_grad():
+        trained.head.markov_out.weight[wrong] += 2e3
+    engine, _ = engine_of(target, trained)
+    (said,), (facts,) = answers(engine, streams=1, prompts=PROMPTS[:1])
+    assert len(set(said[1:])) == 1, "else this test tests nothing"
+    assert int(trained.vocabulary.ids[wrong]) not in said
+    num_cycles = NUM_WORDS - 1 - facts.counts.accepted  # the first word comes with the prompt
+    assert facts.counts.accepted > 1.5 * num_cycles, "one rival alone would be one accepted word a cycle"
+
+
+@pytest.mark.parametrize("num_children", [1, 2])
+def test_budgets_are_kept_and_every_name_is_told(target: Target, num_children: int) -> None:
+    engine, drafter = engine_of(target, parrot(target, always=False), num_children=num_children)
+    begin = drafter.propose
+    sizes: set[int] = set()
+
+    def propose(contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
+        known: dict[int, tuple[int, float]] = {}
+        for max_depth, max_rows in [(NUM_TOKENS + 1, 100), (1, 100), (NUM_TOKENS, 1), (2, 5), (NUM_TOKENS, 6)]:
+            (draft,) = begin(contexts, [Budget(max_depth, max_rows)])
+            words = drafter.take_words()
+            known = known or words
+            assert is_tree(draft)
+            assert draft.depth <= max_depth
+            assert len(draft) <= max_rows
+            assert set(words) == set(draft.tokens) == drafter.unseen
+            assert words.items() <= known.items(), "a budget chooses among guesses"
+            sizes.add(len(draft))
+        return begin(contexts, budgets)
+
+    drafter.propose = propose  # type: ignore[method-assign]
+    answers(engine, streams=1, prompts=PROMPTS[:1])
+    assert sizes == ({1, 2, 3} if num_children == 1 else {1, 2, 5, 6, 14})
 
 
 def test_a_full_cache_of_the_draft_costs_words_nothing(

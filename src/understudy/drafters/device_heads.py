@@ -2,8 +2,10 @@
 
     target's pass   leaves hidden states of its rows on the device
     see             which of them are part of the text now: nothing is copied to the host
-    propose         one launch: new hidden states become context, all guesses are drawn, each with a rival
+    propose         one launch: new hidden states become context, and all guesses of a tree are drawn
     target's pass   names the guesses by their places: it is on its way before anybody has seen one
+
+Which guess follows which is therefore fixed (core/static_tree.py); a budget chooses among them.
 
 Its state is lengths, as the target's is: keys and values of the positions that were shown, in pages of its own.
 Positions that were never shown are not attended to. The rows that guess lie behind them and are overwritten by the next
@@ -25,6 +27,7 @@ from typing import Any, ClassVar
 from understudy.control.cost import CostModel, Load
 from understudy.core.dice import Dice
 from understudy.core.draft import EMPTY, Draft
+from understudy.core.static_tree import Guess
 from understudy.drafters.base import Budget, Context
 from understudy.kernels.cuda_blocks import MOST_CONTEXT, BlockLaunched, BlockPasses, BlockWork
 from understudy.kernels.interface import ShownRows
@@ -93,12 +96,11 @@ class DraftFacts:
     feature_layers: tuple[int, ...]
     page_tokens: int
     max_positions: int
-    has_rivals: bool
     is_coupled: bool
 
 
 class DeviceHeadDrafter(ABC):
-    """Drafts chains, or chains with a rival beside each guess, out of one launch for all texts."""
+    """Drafts chains or trees out of one launch for all texts."""
 
     name: ClassVar[str]
     reads_on_device: ClassVar[bool] = True
@@ -113,9 +115,9 @@ class DeviceHeadDrafter(ABC):
         self._facts = facts
         self._texts: OrderedDict[int, _Text] = OrderedDict()  # by sequence id, the least recently drafted first
         self._flight: _Flight | None = None
-        self._told: dict[int, tuple[int, int]] = {}  # by place among the flight's texts: depth of what was named
+        self._told: dict[int, tuple[Guess, ...]] = {}  # by place among the flight's texts: what was named
         self._alone: int | None = None  # the only sequence of the last draft
-        self._usual = [_FIRST_CONFIDENCE] * passes.rows_each  # how sure guesses were of late
+        self._usual = [_FIRST_CONFIDENCE] * len(passes.tree.expanded)  # how sure words behind each node were of late
 
     def start(self, context: Context) -> None:
         """Make ready for what there is to see, which comes with the first pass."""
@@ -142,7 +144,7 @@ class DeviceHeadDrafter(ABC):
         return max(1, text.num_pending if text else 0)
 
     def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
-        """One chain, with rivals, for each context whose last computed row was seen; nobody has seen a guess yet."""
+        """A tree for each context whose last computed row was seen; nobody has seen a guess yet."""
         wanted = [i for i, budget in enumerate(budgets) if min(budget.max_depth, budget.max_rows) > 0]
         ready = [i for i in wanted if self._can_guess(contexts[i])][: self._passes.most_texts]
         drafts = [EMPTY] * len(contexts)
@@ -157,10 +159,9 @@ class DeviceHeadDrafter(ABC):
         for index in ready:
             place = places.get(contexts[index].sequence_id)
             if place is not None:
-                depth = min(budgets[index].max_depth, self._passes.rows_each)
-                num_rivals = max(0, min(depth, budgets[index].max_rows - depth)) if self._facts.has_rivals else 0
-                self._told[place] = depth, num_rivals
-                drafts[index] = self._tree(flight, place, depth, num_rivals)
+                guesses = self._passes.tree.within(budgets[index].max_depth, budgets[index].max_rows)
+                self._told[place] = guesses
+                drafts[index] = self._tree(guesses, flight.launched.names(place))
                 unseen += drafts[index].tokens
         self.unseen = frozenset(unseen)
         return drafts
@@ -172,13 +173,14 @@ class DeviceHeadDrafter(ABC):
         words: dict[int, tuple[int, float]] = {}
         if flight is None:
             return words
-        for place, (depth, num_rivals) in told.items():
-            names, rivals = self._names(flight, place)
-            for step, (word, sureness, rival) in enumerate(flight.launched.guesses(place, depth)):
-                words[names[step]] = word, sureness
-                self._usual[step] += _CONFIDENCE_WEIGHT * (sureness - self._usual[step])
-                if step < num_rivals:
-                    words[rivals[step]] = rival, (1.0 - sureness) * _RIVAL_SHARE
+        for place, guesses in told.items():
+            drawn, names = flight.launched.guesses(place), flight.launched.names(place)
+            for guess in guesses:
+                word, sureness, rival = drawn[guess.behind]
+                said = rival if guess.is_rival else word
+                words[names[guess.is_rival][guess.behind]] = said, _believed(guess, sureness)
+                if not guess.is_rival:
+                    self._usual[guess.behind] += _CONFIDENCE_WEIGHT * (sureness - self._usual[guess.behind])
         return words
 
     def stop(self, context: Context, *, finished: bool) -> None:
@@ -266,22 +268,14 @@ class DeviceHeadDrafter(ABC):
             idle.cache.release()
         return True
 
-    def _tree(self, flight: _Flight, place: int, depth: int, num_rivals: int) -> Draft:
-        """The guesses in line and, behind them all, their rivals: rows cost the target next to nothing."""
-        names, rivals = self._names(flight, place)
-        usual = self._usual[:depth]
+    def _tree(self, guesses: tuple[Guess, ...], names: list[list[int]]) -> Draft:
+        """Some guesses of a text, by their names."""
         return Draft(
-            tokens=(*names[:depth], *rivals[:num_rivals]),
-            parents=(*range(-1, depth - 1), *range(-1, num_rivals - 1)),
-            confidence=(*usual, *((1.0 - sureness) * _RIVAL_SHARE for sureness in usual[:num_rivals])),
-            sources=(self.name,) * (depth + num_rivals),
+            tokens=tuple(names[guess.is_rival][guess.behind] for guess in guesses),
+            parents=self._passes.tree.parents(guesses),
+            confidence=tuple(_believed(guess, self._usual[guess.behind]) for guess in guesses),
+            sources=(self.name,) * len(guesses),
         )
-
-    def _names(self, flight: _Flight, place: int) -> tuple[list[int], list[int]]:
-        """The numbers that stand for the guesses of a text, and for their rivals."""
-        places = [step * flight.launched.size.texts + place for step in range(self._passes.rows_each)]
-        first, rival = self._passes.first_place, self._passes.first_rival
-        return [-1 - first - at for at in places], [-1 - rival - at for at in places]
 
 
 class DeviceBlockDrafter(DeviceHeadDrafter):
@@ -312,6 +306,11 @@ class DeviceEagleDrafter(DeviceHeadDrafter):
             "row_positions": list(range(length - 2, length - 2 + count)),
             "row_keys": list(range(num_held, num_held + count)),
         }
+
+
+def _believed(guess: Guess, sureness: float) -> float:
+    """How likely a guess is right, by how sure the word is that was drawn there."""
+    return (1.0 - sureness) * _RIVAL_SHARE if guess.is_rival else sureness
 
 
 def _runs(rows: Sequence[int]) -> list[tuple[int, int, int]]:

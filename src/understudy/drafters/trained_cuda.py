@@ -44,16 +44,20 @@ def make_trained_drafter_on_device(
 ) -> DeviceHeadDrafter:
     """Put a trained draft beside a target on a device; `cost` is measured unless it is given.
 
-    A `shape` with more than one child gives each guess a rival. Every feature layer must be shown by the runner.
+    A `shape` with more than one child gives each guess a rival, and makes a block's drafts trees. Every feature layer
+    must be shown by the runner.
     """
     spec, head = trained.spec, trained.head
     kernels = cast(CudaKernels, target_decoder.kernels)
+    num_children = shape.num_children
     network: BlockOnDevice | EagleOnDevice
     drafter: type[DeviceHeadDrafter]
     if isinstance(head, BlockHead):
-        network, drafter = BlockOnDevice(head, trained.vocabulary, target_decoder), DeviceBlockDrafter
+        network = BlockOnDevice(head, trained.vocabulary, target_decoder, num_children=num_children)
+        drafter = DeviceBlockDrafter
     elif isinstance(head, EagleHead):
-        network, drafter = EagleOnDevice(head, trained.vocabulary, target_decoder), DeviceEagleDrafter
+        network = EagleOnDevice(head, trained.vocabulary, target_decoder, num_children=num_children)
+        drafter = DeviceEagleDrafter
     else:
         raise ModelError(f"A draft of kind {spec.kind} does not run on a GPU.", "Use one of kind block or eagle.")
     num_blocks = min(target_runner.num_blocks, -(-_MOST_TOKENS // kernels.page_tokens))
@@ -63,6 +67,7 @@ def make_trained_drafter_on_device(
         places=kernels.places,
         device=kernels.device,
         rows_each=network.num_tokens,
+        tree=network.tree,
         feature_shape=(len(spec.feature_layers), spec.target.hidden_size),
         most_positions=spec.target.max_positions,
         scratch_slot=cache.scratch_slot,
@@ -73,7 +78,6 @@ def make_trained_drafter_on_device(
         feature_layers=spec.feature_layers,
         page_tokens=kernels.page_tokens,
         max_positions=min(spec.target.max_positions, target_decoder.config.max_positions),
-        has_rivals=shape.num_children > 1,
         is_coupled=shape.is_coupled,
     )
     cost = cost or measure_blocks(passes, num_blocks=num_blocks, scratch_slot=cache.scratch_slot)

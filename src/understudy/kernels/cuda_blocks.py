@@ -1,9 +1,10 @@
 """Passes of a trained draft that guesses a whole block at once: captured once for each size and then replayed.
 
 A pass reads hidden states of the target that are new (the context), and guesses behind the last of them. It goes from
-numbers to words without the host, as passes of a decoder do (cuda_passes.py). What it draws lies where the target's
-next pass can name it: guess k of text b at place k * texts + b, texts rounded up. Rows that are only padding write to a
-slot that nobody reads.
+numbers to words without the host, as passes of a decoder do (cuda_passes.py). Its guesses are those of a tree with a
+fixed shape (core/static_tree.py). What it draws lies where the target's next pass, and the draft itself, can name it:
+what follows the expanded node n of text b at place n * texts + b, texts rounded up. Rows that are only padding write to
+a slot that nobody reads.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from understudy.core.dice import Dice
+from understudy.core.static_tree import StaticTree
 from understudy.kernels import cuda_sample
 from understudy.kernels.cuda_passes import Places, cut, rounded, write_dice
 from understudy.kernels.cuda_rows import GROUP_ROWS, PAGE, PlacedRows
@@ -62,6 +64,8 @@ class BlockSize:
 
     texts: int
     rows_each: int
+    nodes_each: int
+    """Expanded nodes of a text's tree"""
     context: int
     keys: int
     draws: bool
@@ -73,6 +77,11 @@ class BlockSize:
         return self.texts * self.rows_each
 
     @property
+    def lines(self) -> int:
+        """Places where something is drawn."""
+        return self.texts * self.nodes_each
+
+    @property
     def groups_each(self) -> int:
         """Groups of rows of one text that read keys together."""
         return -(-self.rows_each // GROUP_ROWS)
@@ -80,8 +89,8 @@ class BlockSize:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The arrays of a pass, all of 32 bits, as they lie one after the other in memory."""
         return {
-            "how": (cuda_sample.INTS_PER_ROW * self.rows,),
-            "tokens": (self.texts,),
+            "how": (cuda_sample.INTS_PER_ROW * self.lines,),
+            "before": (self.lines,),
             "context_tokens": (self.context,),
             "last_rows": (self.texts,),
             "positions": (self.rows + self.context,),
@@ -101,8 +110,8 @@ class PlacedBlocks:
     size: BlockSize
     features: Tensor
     """[context, layers, hidden] fp32"""
-    tokens: Tensor
-    """[texts] int32"""
+    before: Tensor
+    """[lines] int32, node by node: the last tokens of the texts, then names of what is drawn for the nodes above"""
     context_tokens: Tensor
     """[context] int32"""
     last_rows: Tensor
@@ -110,9 +119,14 @@ class PlacedBlocks:
     rows: PlacedRows
     """Positions and slots of the rows that guess, then of the context; what the former see"""
     how: cuda_sample.DrawnRows
-    """[rows that guess] step by step"""
+    """[lines] node by node"""
     drawn: Tensor
     """[3, places] int32: words, how sure they are (bits of fp32), rivals"""
+
+    @property
+    def tokens(self) -> Tensor:
+        """The last tokens of the texts."""
+        return self.before[: self.size.texts]
 
 
 Compute = Callable[[PlacedBlocks], None]
@@ -129,6 +143,7 @@ class BlockPasses:
         places: Places,
         device: torch.device,
         rows_each: int,
+        tree: StaticTree,
         feature_shape: tuple[int, int],
         most_positions: int,
         scratch_slot: int,
@@ -142,8 +157,9 @@ class BlockPasses:
         self.compute = compute
         self.by_steps = by_steps
         self.rows_each = rows_each
+        self.tree = tree
         self.most_texts = 1
-        while 2 * self.most_texts <= min(MOST_TEXTS, MOST_PLACES // rows_each):
+        while 2 * self.most_texts <= min(MOST_TEXTS, MOST_PLACES // len(tree.expanded)):
             self.most_texts *= 2
         self.features = torch.zeros((MOST_CONTEXT, *feature_shape), dtype=torch.float32, device=device)
         number = places.take()
@@ -166,6 +182,7 @@ class BlockPasses:
         return BlockSize(
             texts=rounded(max(1, sum(bool(work.row_slots) for work in works))),
             rows_each=self.rows_each,
+            nodes_each=len(self.tree.expanded),
             context=next(count for count in _CONTEXTS if count >= num_context),
             keys=rounded(max(max(work.row_keys, default=1) for work in works), _LEAST_KEYS),
             draws=any(work.dice is not None and work.dice.temperature > 0.0 for work in works),
@@ -187,7 +204,7 @@ class BlockPasses:
         stage.fill(captured, works, self)
         captured.run()
         stage.fetch(self.drawn)
-        return BlockLaunched(stage, size)
+        return BlockLaunched(stage, captured)
 
 
 class _Captured:
@@ -201,7 +218,12 @@ class _Captured:
         views = dict(zip(self.shapes, cut(self.numbers, self.shapes), strict=True))
         nothing = torch.zeros(0, dtype=torch.int32, device=passes.device)
         how = cuda_sample.DrawnRows.within(views.pop("how"))
-        tokens, context_tokens, last_rows = (views.pop(name) for name in ("tokens", "context_tokens", "last_rows"))
+        before, context_tokens, last_rows = (views.pop(name) for name in ("before", "context_tokens", "last_rows"))
+        places = np.arange(size.lines, dtype=np.int32).reshape(size.nodes_each, size.texts)
+        # the numbers that stand for words and for rivals, [2, nodes, texts], and those that stand before the nodes
+        self.names = names = np.stack([-1 - passes.first_place - places, -1 - passes.first_rival - places])
+        above = [guess for guess in passes.tree.expanded if guess is not None]
+        self.names_before = np.array([names[int(guess.is_rival), guess.behind] for guess in above], np.int32).ravel()
         rows = PlacedRows(
             **views,
             token_ids=nothing,
@@ -211,7 +233,7 @@ class _Captured:
             most_keys=size.keys,
         )
         features = passes.features[: size.context]
-        self._placed = PlacedBlocks(size, features, tokens, context_tokens, last_rows, rows, how, passes.drawn)
+        self._placed = PlacedBlocks(size, features, before, context_tokens, last_rows, rows, how, passes.drawn)
         self._passes = passes
         self._is_new = True
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -240,26 +262,26 @@ class _Stage:
         self._numbers = torch.empty(0, dtype=torch.int32)
         self._views: dict[BlockSize, dict[str, NDArray[Any]]] = {}
         self._drawn = torch.empty((3, MOST_PLACES), dtype=torch.int32, pin_memory=self._is_pinned)
-        self.words: NDArray[np.int32] = self._drawn[0].numpy()
-        self.sureness: NDArray[np.float32] = self._drawn[1].numpy().view(np.float32)
-        self.rivals: NDArray[np.int32] = self._drawn[2].numpy()
+        words, sureness, rivals = self._drawn.numpy()
+        self.drawn = words, sureness.view(np.float32), rivals
         self._arrived = torch.cuda.Event() if self._is_pinned else None  # type: ignore[no-untyped-call]
 
     def fill(self, captured: _Captured, works: Sequence[BlockWork], passes: BlockPasses) -> None:
         """Write a pass's numbers down, padded, and send them off."""
         self.wait()  # what was sent from here before has arrived
         size, to = captured.size, self._arrays(captured)
-        for name in ("positions", "tokens", "context_tokens", "last_rows", "group_tables", "prefix_lens"):
+        for name in ("positions", "before", "context_tokens", "last_rows", "group_tables", "prefix_lens"):
             to[name][:] = 0
         to["slots"][:] = passes.scratch_slot
         guessing = [work for work in works if work.row_slots]
+        to["before"][size.texts :] = captured.names_before
         starts, each = to["group_starts"], size.rows_each
         shape = (each, size.texts) if passes.by_steps else (size.texts, each)
         rows = {name: to[name][: size.rows].reshape(shape) for name in ("positions", "slots", "prefix_lens")}
         if passes.by_steps:
             rows = {name: array.T for name, array in rows.items()}
         for index, work in enumerate(guessing):
-            to["tokens"][index] = work.token
+            to["before"][index] = work.token
             rows["positions"][index] = np.minimum(work.row_positions, passes.most_positions - 1)
             rows["slots"][index] = work.row_slots
             rows["prefix_lens"][index] = work.row_keys
@@ -271,7 +293,8 @@ class _Stage:
         self._write_context(to, works, size)
         dice = [work.dice for work in guessing] + [None] * (size.texts - len(guessing))
         first = [work.position + 1 for work in guessing] + [0] * (size.texts - len(guessing))
-        write_dice(to, dice * each, (np.array(first, np.int32) + np.arange(each)[:, None]).ravel())
+        depths = np.array(passes.tree.depths, np.int32)[:, None]  # nodes of one depth draw with the same noise
+        write_dice(to, dice * size.nodes_each, (np.array(first, np.int32) + depths).ravel())
         captured.numbers.copy_(self._numbers[: captured.num_numbers], non_blocking=True)
 
     def _write_context(self, to: dict[str, NDArray[Any]], works: Sequence[BlockWork], size: BlockSize) -> None:
@@ -318,16 +341,25 @@ class _Stage:
 class BlockLaunched:
     """A pass under way."""
 
-    def __init__(self, stage: _Stage, size: BlockSize) -> None:
+    def __init__(self, stage: _Stage, captured: _Captured) -> None:
         self._stage = stage
-        self.size = size
+        self._names = captured.names
+        self._size = captured.size
 
-    def guesses(self, text: int, depth: int) -> list[tuple[int, float, int]]:
-        """The words of one text that guesses, how sure each is, and who came second (-1: nobody); waits for the GPU."""
+    def names(self, text: int) -> list[list[int]]:
+        """The numbers that stand for the words behind each expanded node of one text, and those for their rivals."""
+        names: list[list[int]] = self._names[:, :, text].tolist()
+        return names
+
+    def guesses(self, text: int) -> list[tuple[int, float, int]]:
+        """What follows each expanded node of one text: the word, how sure it is, and who came second (-1: nobody).
+
+        Waits for the GPU.
+        """
         self._stage.wait()
-        stage = self._stage
-        at = [step * self.size.texts + text for step in range(depth)]
-        return [(int(stage.words[n]), float(stage.sureness[n]), int(stage.rivals[n])) for n in at]
+        at = slice(text, self._size.lines, self._size.texts)
+        words, sureness, rivals = (line[at].tolist() for line in self._stage.drawn)
+        return list(zip(words, sureness, rivals, strict=True))
 
     def wait(self) -> None:
         """Wait for the GPU."""

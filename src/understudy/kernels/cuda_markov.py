@@ -1,11 +1,11 @@
 """What the walk over a drafted block needs beside the draw: the bias of the token before, and how sure each guess is.
 
-    biased        the logits of one row of each block, plus out[id] . in[token before]
+    biased        the logits of one row of each block, plus out[id] . in[token before], for each node of that depth
     sureness      how likely a guess is right if all before it were: a sigmoid over the row and in[token before]
 
 Tokens are the target's ids, or -1 - n for the word at place n; `places` [vocabulary] says where an id stands among
 those that the draft can guess, or -1: all of these share the last line of `in`. Blocks have the same number of rows
-each, and what is drawn lies step by step: guess k of block b at k * blocks + b.
+and of nodes each (core/static_tree.py), and lines lie node by node: that of node n of block b is n * blocks + b.
 """
 
 from __future__ import annotations
@@ -41,28 +41,30 @@ class Markov:
     """[1] fp32"""
 
     def biased(self, logits: Tensor, step: int, before: Tensor, *, words: Tensor) -> Tensor:
-        """The logits [blocks, draft ids] of one step.
+        """The logits [lines, draft ids] of the nodes of one step.
 
-        logits [blocks, rows, draft ids] fp32, before [blocks] int32 the tokens before, words what places hold.
+        logits [blocks, rows, draft ids] fp32, before [lines] int32 the tokens before, words what places hold.
         """
         num_blocks, num_rows, num_ids = logits.shape
-        out = torch.empty((num_blocks, num_ids), dtype=torch.float32, device=logits.device)
+        num_lines = before.shape[0]
+        assert num_lines % num_blocks == 0
+        out = torch.empty((num_lines, num_ids), dtype=torch.float32, device=logits.device)
         rank = self.out.shape[1]
-        _add_bias[(-(-num_ids // _CHUNK), num_blocks)](
-            logits, out, before, words, self.places, self.lines, self.out, num_rows, step, num_ids, rank,
+        _add_bias[(-(-num_ids // _CHUNK), num_lines)](
+            logits, out, before, words, self.places, self.lines, self.out, num_blocks, num_rows, step, num_ids, rank,
             chunk=_CHUNK, block=triton.next_power_of_2(rank), **launch_options(4, 1),
         )  # fmt: skip
         return out
 
-    def judge(self, hidden: Tensor, first: Tensor, drawn: Tensor, sureness: Tensor, *, words: Tensor) -> None:
-        """Write how sure each guess is, fp32 [steps * blocks].
+    def judge(self, hidden: Tensor, steps: Tensor, before: Tensor, sureness: Tensor, *, words: Tensor) -> None:
+        """Write how sure each guess is, fp32 [lines].
 
-        hidden [blocks, rows, hidden], first [blocks] int32 the tokens before the blocks, drawn [steps * blocks] int32.
+        hidden [blocks, rows, hidden], steps [nodes] int32 which row each node has, before [lines] int32.
         """
         num_blocks, num_rows, num_features = hidden.shape
         rank = self.out.shape[1]
-        _judge[(num_rows, num_blocks)](
-            hidden, first, drawn, sureness, words, self.places, self.lines, self.sure_hidden, self.sure_line,
+        _judge[(steps.shape[0], num_blocks)](
+            hidden, steps, before, sureness, words, self.places, self.lines, self.sure_hidden, self.sure_line,
             self.sure_bias, num_rows, num_blocks, num_features, self.out.shape[0], rank,
             features_block=triton.next_power_of_2(num_features), block=triton.next_power_of_2(rank),
             **launch_options(4, 1),
@@ -79,15 +81,16 @@ def _line_of(before, words, places, num_ids):
     return tl.where(place < 0, num_ids, place)
 
 
-@triton.jit(do_not_specialize=["step"])
+@triton.jit(do_not_specialize=["num_blocks", "step"])
 def _add_bias(
-    logits, out, before, words, places, lines, weights, num_rows, step, num_ids, rank,
+    logits, out, before, words, places, lines, weights, num_blocks, num_rows, step, num_ids, rank,
     chunk: tl.constexpr, block: tl.constexpr, overlap: tl.constexpr,
 ):  # fmt: skip
-    """Some draft ids of one block's row."""
+    """Some draft ids of one node."""
     wait_for_inputs(overlap)
-    index, text = tl.program_id(0), tl.program_id(1)
-    line = _line_of(before + text, words, places, num_ids)
+    index, node = tl.program_id(0), tl.program_id(1)
+    text = node % num_blocks
+    line = _line_of(before + node, words, places, num_ids)
     ids = index * chunk + tl.arange(0, chunk)
     ranks = tl.arange(0, block)
     own = tl.load(lines + line * rank + ranks, mask=ranks < rank, other=0.0).to(tl.float32)
@@ -95,22 +98,20 @@ def _add_bias(
     weight = tl.load(weights + ids[:, None] * rank + ranks[None, :], mask=mask, other=0.0).to(tl.float32)
     bias = tl.sum(weight * own[None, :], axis=1)
     scores = tl.load(logits + (text * num_rows + step) * num_ids + ids, mask=ids < num_ids, other=0.0)
-    tl.store(out + text * num_ids + ids, scores + bias, mask=ids < num_ids)
+    tl.store(out + node * num_ids + ids, scores + bias, mask=ids < num_ids)
 
 
 @triton.jit
 def _judge(
-    hidden, first, drawn, sureness, words, places, lines, sure_hidden, sure_line, sure_bias,
+    hidden, steps, before, sureness, words, places, lines, sure_hidden, sure_line, sure_bias,
     num_rows, num_blocks, num_features, num_ids, rank,
     features_block: tl.constexpr, block: tl.constexpr, overlap: tl.constexpr,
 ):  # fmt: skip
-    """One row of one block."""
+    """One node of one block."""
     wait_for_inputs(overlap)
-    step, text = tl.program_id(0), tl.program_id(1)
-    before = first + text
-    if step > 0:
-        before = drawn + (step - 1) * num_blocks + text
-    line = _line_of(before, words, places, num_ids)
+    node, text = tl.program_id(0), tl.program_id(1)
+    step, at = tl.load(steps + node), node * num_blocks + text
+    line = _line_of(before + at, words, places, num_ids)
     features, ranks = tl.arange(0, features_block), tl.arange(0, block)
     row = (text * num_rows + step).to(tl.int64) * num_features
     x = tl.load(hidden + row + features, mask=features < num_features, other=0.0).to(tl.float32)
@@ -118,4 +119,4 @@ def _judge(
     own = tl.load(lines + line * rank + ranks, mask=ranks < rank, other=0.0).to(tl.float32)
     own_weight = tl.load(sure_line + ranks, mask=ranks < rank, other=0.0)
     odds = tl.sum(x * weight, axis=0) + tl.sum(own * own_weight, axis=0) + tl.load(sure_bias)
-    tl.store(sureness + step * num_blocks + text, 1.0 / (1.0 + tl.exp(-odds)))
+    tl.store(sureness + at, 1.0 / (1.0 + tl.exp(-odds)))

@@ -1,7 +1,11 @@
-"""Drafts on the GPU's kernels guess what the network that is their definition guesses, read in pieces or at once."""
+"""Drafts on the GPU's kernels guess what the network that is their definition guesses, read in pieces or at once.
+
+All nodes of their trees are looked at: what follows each is what the network says along the words that lead there.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import cast
@@ -14,6 +18,10 @@ from tests.kernels.cuda_device import DEVICE, DTYPE, ON_GPU, PRECISION
 from tests.tiny_heads import tiny_spec
 from tests.tiny_models import write_tiny_model
 from understudy.core.dice import Dice
+from understudy.core.request import SamplingParams
+from understudy.core.static_tree import StaticTree
+from understudy.drafters.base import Context
+from understudy.drafters.tree import Guesses, Shape, children
 from understudy.kernels.cuda import CudaCache, CudaKernels
 from understudy.kernels.cuda_blocks import BlockPasses, BlockWork
 from understudy.models.decoder import Decoder
@@ -23,7 +31,7 @@ from understudy.models.heads.draft_vocabulary import DraftVocabulary
 from understudy.models.heads.eagle import EagleHead
 from understudy.models.heads.eagle_on_device import EagleOnDevice
 from understudy.models.load import load_model
-from understudy.sampling.noise import NoiseKey, gumbel
+from understudy.sampling.noise import NoiseKey
 from understudy.train.run import new_head
 
 NUM_TOKENS = 5
@@ -70,25 +78,24 @@ class Rig:
         )
 
     @torch.no_grad()
-    def scores(self, features: Tensor, tokens: Sequence[int], words: Sequence[int]) -> tuple[Tensor, list[float]]:
-        """What the network says along the words: logits [steps, draft ids], and how sure it is."""
+    def scores(self, features: Tensor, tokens: Sequence[int], words: Sequence[int]) -> tuple[Tensor, float]:
+        """What the network says behind the words: logits [draft ids], and how sure it is."""
         count = len(features)
         output = self.output[self.vocabulary.ids].T
         if isinstance(self.head, BlockHead):
             context = self.head.context(features[None])
             anchor = torch.tensor([[count - 1]])
             rows = self.head(context, anchor, self.embedding[torch.tensor([[tokens[count]]])])[0, 0]
-            places = self.vocabulary.places[torch.tensor([tokens[count], *words[:-1]])]
-            return rows @ output + self.head.bias(places), self.head.confidence(rows, places).sigmoid().tolist()
+            row = rows[len(words)]
+            place = self.vocabulary.places[torch.tensor([tokens[count], *words])][-1]
+            return row @ output + self.head.bias(place), float(self.head.confidence(row, place).sigmoid())
         embeddings = self.embedding[torch.tensor([tokens[1 : count + 1]])]
         states, past = self.head.read(self.head.fusion(features[None]), embeddings, torch.arange(count))
-        found = []
         for step, word in enumerate(words):
-            found.append(self.head.output_norm(states[0, -1]) @ output)
             embedded = self.embedding[torch.tensor([[word]])]
             states, past = self.head.read(states[:, -1:], embedded, torch.tensor([count + step]), past)
-        logits = torch.stack(found)
-        return logits, logits.softmax(dim=-1).amax(dim=-1).tolist()
+        logits = self.head.output_norm(states[0, -1]) @ output
+        return logits, float(logits.softmax(dim=-1).amax())
 
 
 @pytest.fixture(scope="module", params=["block", "eagle"])
@@ -115,13 +122,14 @@ def passes_of(
 ) -> tuple[BlockPasses, CudaCache]:
     kernels = cast(CudaKernels, decoder.kernels)
     make = BlockOnDevice if isinstance(head, BlockHead) else EagleOnDevice
-    network = make(head, vocabulary, decoder)  # type: ignore[arg-type]
+    network = make(head, vocabulary, decoder, num_children=2)  # type: ignore[arg-type]
     cache = network.new_cache(num_blocks)
     passes = BlockPasses(
         lambda blocks: network.compute(blocks, cache),
         places=kernels.places,
         device=kernels.device,
         rows_each=NUM_TOKENS,
+        tree=network.tree,
         feature_shape=(len(head.spec.feature_layers), head.spec.target.hidden_size),
         most_positions=head.spec.target.max_positions,
         scratch_slot=cache.scratch_slot,
@@ -149,33 +157,57 @@ def test_guesses_are_the_network_s(rig: Rig, pieces: Sequence[int]) -> None:
         launched = rig.passes.launch([work], [features[done:upto].to(DEVICE)])
         done = upto
     for _ in range(3 if ON_GPU else 2):  # as it is, with its last row read again, and that replayed
-        guesses = launched.guesses(0, NUM_TOKENS)
-        words = [word for word, _, _ in guesses]
-        assert set(words) <= set(rig.vocabulary.ids.tolist())
-        logits, sure = rig.scores(features, TOKENS, words)
-        for step, (word, sureness, rival) in enumerate(guesses):
-            line = logits[step]
+        guesses = launched.guesses(0)
+        for place, (word, sureness, rival) in enumerate(guesses):
+            assert {word, rival} <= set(rig.vocabulary.ids.tolist())
+            line, sure = rig.scores(features, TOKENS, path_to(place, rig.passes.tree, guesses))
             first, second = line.topk(2).values.tolist()
             assert float(line[rig.vocabulary.places[word]]) > first - FAR
             assert float(line[rig.vocabulary.places[rival]]) > second - FAR
             assert word != rival
-            assert abs(sureness - sure[step]) < FAR
+            assert abs(sureness - sure) < FAR
         again = rig.work(TOKENS, count - 1, count, guesses=True)
         launched = rig.passes.launch([again], [features[count - 1 :].to(DEVICE)])
 
 
-def test_guesses_share_the_target_s_noise(rig: Rig) -> None:
-    """Above temperature 0 each guess is the best of score + the noise of its own id and position."""
-    count, dice = 6, Dice(temperature=1.5, top_k=0, top_p=1.0, min_p=0.0, seed=11, choice=2)
+def path_to(place: int, tree: StaticTree, guesses: Sequence[tuple[int, float, int]]) -> list[int]:
+    """The words that lead to an expanded node."""
+    above = tree.expanded[place]
+    if above is None:
+        return []
+    word, _, rival = guesses[above.behind]
+    return [*path_to(above.behind, tree, guesses), rival if above.is_rival else word]
+
+
+def test_a_block_s_tree_is_wide(rig: Rig) -> None:
+    """Else the other tests test chains."""
+    widths = [len(level) for level in rig.passes.tree.levels]
+    assert widths == ([1, 2, 4, 4, 5] if isinstance(rig.head, BlockHead) else [1] * NUM_TOKENS)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0, 1.5])
+def test_words_are_those_that_a_tree_on_the_host_has(rig: Rig, temperature: float) -> None:
+    """The two best of score + the noise of their own id and position, behind every node; without noise at 0."""
+    count, dice = 6, Dice(temperature=temperature, top_k=0, top_p=1.0, min_p=0.0, seed=11, choice=2)
     features = features_of(rig, count, seed=3)
+    context = Context(0, TOKENS[: count + 1], count, "", temperature, NoiseKey(11, 2), SamplingParams())
     work = rig.work(TOKENS, 0, count, guesses=True, dice=dice)
-    words = [word for word, _, _ in rig.passes.launch([work], [features.to(DEVICE)]).guesses(0, NUM_TOKENS)]
-    logits, _ = rig.scores(features, TOKENS, words)
-    for step, word in enumerate(words):
-        noise = gumbel(NoiseKey(11, 2), count + 1 + step, rig.vocabulary.ids.numpy())
-        totals = logits[step].double() / 1.5 + torch.from_numpy(noise)
-        assert float(totals[rig.vocabulary.places[word]]) > float(totals.max()) - FAR
-    assert words != [int(rig.vocabulary.ids[line.argmax()]) for line in logits], "noise decides somewhere"
+    guesses = rig.passes.launch([work], [features.to(DEVICE)]).guesses(0)
+    num_equal = num_moved = 0
+    for place, (word, _, rival) in enumerate(guesses):
+        path = path_to(place, rig.passes.tree, guesses)
+        logits, _ = rig.scores(features, TOKENS, path)
+        likely = Guesses(rig.vocabulary.ids.numpy(), logits.log_softmax(dim=-1).numpy())
+        # rounded numbers may swap two whose chances hardly differ
+        offered = children(likely, context, position=count + 1 + len(path), shape=Shape(num_children=3))
+        chances = {child.token: child.confidence for child in offered}
+        named = [child.token for child in offered[:2]]  # the second is left out if it is hopeless
+        for said, wanted in zip((word, rival), named, strict=False):
+            assert abs(math.log(chances[said] / chances[wanted])) < FAR
+        num_equal += [word, rival][: len(named)] == named
+        num_moved += named[0] != int(rig.vocabulary.ids[logits.argmax()])
+    assert num_equal >= 0.8 * len(guesses)
+    assert (num_moved > 0) == (temperature > 0.0), "noise decides somewhere"
 
 
 def test_texts_side_by_side_guess_as_alone(rig: Rig) -> None:
@@ -185,14 +217,14 @@ def test_texts_side_by_side_guess_as_alone(rig: Rig) -> None:
     alone = []
     for length, own in zip(lengths, features, strict=True):
         work = rig.work(TOKENS, 0, length, guesses=True)
-        alone.append(rig.passes.launch([work], [own.to(DEVICE)]).guesses(0, NUM_TOKENS))
+        alone.append(rig.passes.launch([work], [own.to(DEVICE)]).guesses(0))
     works = [rig.work(TOKENS, 0, length, guesses=True) for length in lengths]
     room, _ = passes_of(rig.head, rig.vocabulary, rig.decoder, num_blocks=2 * len(works))
     for number, work in enumerate(works):
         _move(work, [2 * number + 1, 2 * number])
     together = room.launch(works, [own.to(DEVICE) for own in features])
     for text, expected in enumerate(alone):
-        found = together.guesses(text, NUM_TOKENS)
+        found = together.guesses(text)
         assert [(word, rival) for word, _, rival in found] == [(word, rival) for word, _, rival in expected]
 
 

@@ -6,7 +6,7 @@ weights that make them also make those of the rows, so both go through one produ
 
     context    fused features of new positions, c          -> keys and values of every layer, kept
     rows       N for each text, x                          -> queries, keys and values, behind the context
-    walk       guess k: logits of row k + bias of the token before, drawn as the target draws
+    walk       depth k, all nodes expanded there: logits of row k + bias of the token before, drawn as the target draws
 
 `BlockHead` is the definition: tests hold the two against each other.
 """
@@ -18,6 +18,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from understudy.core.static_tree import static_tree
 from understudy.kernels import cuda_ops, cuda_sample
 from understudy.kernels.cuda import CudaCache, CudaKernels
 from understudy.kernels.cuda_blocks import MOST_TEXTS, PlacedBlocks
@@ -33,11 +34,12 @@ class BlockOnDevice:
 
     by_steps = False
 
-    def __init__(self, head: BlockHead, vocabulary: DraftVocabulary, decoder: Decoder) -> None:
+    def __init__(self, head: BlockHead, vocabulary: DraftVocabulary, decoder: Decoder, *, num_children: int) -> None:
         kernels = cast(CudaKernels, decoder.kernels)
         head.requires_grad_(requires_grad=False)
         spec = head.spec
         self.num_tokens = spec.num_tokens
+        self.tree = static_tree(spec.num_tokens, num_children=num_children)
         self._spec = spec
         self._parts = parts = HeadParts(kernels, spec.target)
         self._embedding: Tensor = decoder.embedding
@@ -50,7 +52,9 @@ class BlockOnDevice:
         self._output = parts.output(decoder, vocabulary)
         self._ids = vocabulary.ids.to(kernels.device, torch.int32)
         self._markov = _markov(head, vocabulary, kernels)
-        self._scratch = cuda_sample.DrawScratch.new(MOST_TEXTS, num_sayable=len(vocabulary), device=kernels.device)
+        self._steps = torch.tensor(self.tree.depths, dtype=torch.int32, device=kernels.device)
+        most_lines = MOST_TEXTS * self.tree.width
+        self._scratch = cuda_sample.DrawScratch.new(most_lines, num_sayable=len(vocabulary), device=kernels.device)
 
     @property
     def num_bytes(self) -> int:
@@ -86,25 +90,23 @@ class BlockOnDevice:
         return parts.normed(x, delta, self._output_norm)
 
     def _walk(self, blocks: PlacedBlocks, logits: Tensor, hidden: Tensor) -> None:
-        """Guess after guess: each from its row and the one before."""
-        size, how = blocks.size, blocks.how
-        words, sureness, rivals = (line[: size.rows].view(size.rows_each, size.texts) for line in blocks.drawn)
-        before = blocks.tokens
-        for step in range(size.rows_each):
+        """Depth after depth: each guess from the row of its depth and the guess that it follows."""
+        size, before, placed = blocks.size, blocks.before, blocks.rows.words
+        words, sureness, rivals = blocks.drawn[:, : size.lines]
+        sureness = sureness.view(torch.float32)
+        for step, level in enumerate(self.tree.levels):
+            first, last = level.start * size.texts, level.stop * size.texts
             cuda_sample.draw(
-                self._markov.biased(logits, step, before, words=blocks.rows.words),
-                how.part(step * size.texts, (step + 1) * size.texts),
-                words=words[step],
-                sureness=sureness[step].view(torch.float32),
-                rivals=rivals[step],
+                self._markov.biased(logits, step, before[first:last], words=placed),
+                blocks.how.part(first, last),
+                words=words[first:last],
+                sureness=sureness[first:last],
+                rivals=rivals[first:last],
                 scratch=self._scratch,
                 ids=self._ids,
                 is_greedy=not size.draws,
             )
-            before = words[step]
-        self._markov.judge(
-            hidden, blocks.tokens, words.view(-1), sureness.view(-1).view(torch.float32), words=blocks.rows.words
-        )
+        self._markov.judge(hidden, self._steps, before, sureness, words=placed)
 
     def _layer(self, layer: BlockLayer) -> HeadLayer:
         norms = layer.attention_norm.weight, layer.feed_forward_norm.weight

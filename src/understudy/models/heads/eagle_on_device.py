@@ -16,6 +16,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from understudy.core.static_tree import static_tree
 from understudy.kernels import cuda_ops, cuda_sample
 from understudy.kernels.cuda import CudaCache, CudaKernels
 from understudy.kernels.cuda_blocks import MOST_TEXTS, PlacedBlocks
@@ -31,10 +32,12 @@ class EagleOnDevice:
 
     by_steps = True
 
-    def __init__(self, head: EagleHead, vocabulary: DraftVocabulary, decoder: Decoder) -> None:
+    def __init__(self, head: EagleHead, vocabulary: DraftVocabulary, decoder: Decoder, *, num_children: int) -> None:
         kernels = cast(CudaKernels, decoder.kernels)
         head.requires_grad_(requires_grad=False)
         self.num_tokens = head.spec.num_tokens
+        # a further node at a depth would be a further row: one is expanded
+        self.tree = static_tree(self.num_tokens, num_children=num_children, is_wide=False)
         self._parts = parts = HeadParts(kernels, head.spec.target)
         self._embedding: Tensor = decoder.embedding
         self._rotary = decoder.rotary
