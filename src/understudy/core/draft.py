@@ -7,7 +7,7 @@ draft is plain decoding, and nothing downstream has a special case for it.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 ROOT = -1
 """The parent of a first drafted token: the last committed token, whose row every pass computes anyway."""
@@ -84,11 +84,11 @@ class Draft:
 
     def with_words(self, words: Mapping[int, tuple[int, float]]) -> Draft:
         """Return the draft with true tokens, and confidence, in place of tokens that stand for them."""
-        found = [words.get(token) for token in self.tokens]
-        if not any(found):
-            return self
-        named = [word or (token, sure) for word, token, sure in zip(found, self.tokens, self.confidence, strict=True)]
-        return replace(self, tokens=tuple(t for t, _ in named), confidence=tuple(s for _, s in named))
+        tokens, confidence = list(self.tokens), list(self.confidence)
+        for place, token in enumerate(self.tokens):
+            if token in words:
+                tokens[place], confidence[place] = words[token]
+        return Draft(tuple(tokens), self.parents, tuple(confidence), self.sources)
 
     def clipped(
         self, *, vocab_size: int, max_depth: int, max_rows: int, unseen: Collection[int] = frozenset()

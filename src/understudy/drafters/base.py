@@ -96,6 +96,17 @@ class AheadDrafter(Drafter, Protocol):
         """The words that they stand for, and how sure each is; empty if there are none to tell."""
 
 
+class EarlyDrafter(AheadDrafter, Protocol):
+    """One that can begin before it is asked: its device works while the host plans the next cycle."""
+
+    def begin(self, contexts: Sequence[Context]) -> bool:
+        """Begin to draft for texts that are likely to be asked about next; return whether anything is under way.
+
+        It comes when new words are known, and `ready_s` tells when it will be done. Not all of them need be asked
+        about then, and others may be.
+        """
+
+
 class FeatureDrafter(Drafter, Protocol):
     """A drafter that guesses from hidden states of the target. Where they cannot be shown, it is left out.
 

@@ -63,6 +63,8 @@ class Asked:
     """Of all sequences, asked or not."""
     is_reading: bool
     """Whether some of them have a text that must be read first."""
+    is_planned: bool = True
+    """Whether asking is expected to pay, or forced: then it will be so in the next cycle."""
 
 
 class Pricing:
@@ -128,7 +130,7 @@ class Pricing:
             for index, (sequence, budget) in enumerate(zip(sequences, budgets, strict=True))
         ]
         is_reading = any(unread[index] > _FEW_UNREAD for index in asked | forced)
-        return Asked(sorted(asked | forced), limited, is_reading)
+        return Asked(sorted(asked | forced), limited, is_reading, is_planned=bool(chosen.asked or forced))
 
     def _held_plan(self, name: str, sequences: Items[Sequence], unread: Items[int]) -> Plan | None:
         """The plan of the last cycles, if it was one for the same texts, who have nothing new to be read."""

@@ -262,6 +262,11 @@ class _Stage:
         if self._arrived is not None:
             self._arrived.record()
 
+    @property
+    def has_words(self) -> bool:
+        """Whether the words are there."""
+        return self._arrived is None or bool(self._arrived.query())  # type: ignore[no-untyped-call]
+
     def wait(self) -> None:
         """Wait until the words are there."""
         if self._arrived is not None:
@@ -295,6 +300,11 @@ class CudaLaunched:
         self._stage.wait()
         stage, count = self._stage, self._num_places
         return Drawn(stage.words[:count].tolist(), stage.sureness[:count].tolist(), stage.rivals[:count].tolist())
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the GPU has done it."""
+        return self._stage.has_words
 
     def logits(self, first: int, last: int) -> Floats:
         """The logits of some places; waits for the GPU."""

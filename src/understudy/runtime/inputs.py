@@ -132,6 +132,8 @@ def _add_draft(building: _Building, work: Work, draft: Draft, first_row: int) ->
 
     A node is in line if it and all its ancestors lie where their positions say.
     """
+    if not draft.tokens:
+        return
     num_known = len(work.known)
     base = work.cache.length + num_known
     in_line: dict[int, int] = {ROOT: 0}  # node -> drafted keys of its path that the block table reaches
