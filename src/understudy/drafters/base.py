@@ -42,7 +42,7 @@ class Budget:
     max_depth: int
     max_rows: int
     goes_on: Callable[[Draft], bool] = _always
-    """Asked by drafters whose tokens cost time, before each further one: is it worth that, given the draft so far?"""
+    """Asked by drafters whose tokens cost time, before each further one: is it worth that, given the chain so far?"""
 
 
 class Drafter(Protocol):

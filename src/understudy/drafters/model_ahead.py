@@ -172,7 +172,10 @@ class AheadModelDrafter(ModelDrafter):
         return chain
 
     def _new_chain(self, context: Context) -> _Chain:
-        return _Chain(self._caught_up(context), _dice(context), len(context.tokens))
+        text = self._caught_up(context)
+        if text.dice is None:
+            text.dice = _dice(context)
+        return _Chain(text, text.dice, len(context.tokens))
 
     def take_words(self) -> dict[int, tuple[int, float]]:
         """Look at the last guesses."""
