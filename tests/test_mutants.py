@@ -32,7 +32,8 @@ from understudy.engine.sequence import Sequence
 from understudy.kernels.cpu_linear import Linear
 from understudy.kv.prefix import PrefixCache
 from understudy.kv.sequence import SequenceCache
-from understudy.runtime.inputs import _Building
+from understudy.runtime import inputs
+from understudy.runtime.inputs import TreeNode
 from understudy.sampling.grammar import GrammarState
 from understudy.sampling.noise import NoiseKey
 from understudy.sampling.processors import Sampler
@@ -190,42 +191,41 @@ def keeps_the_length_of_the_preempted(patch: Patch) -> None:
 
 
 def _alter_rows(patch: Patch, alter: Callable[[int, int, tuple[int, ...]], tuple[int, int, tuple[int, ...]]]) -> None:
-    """Change (position, prefix_len, tail) of every drafted row that names its ancestors."""
-    add = _Building.add
+    """Change (depth, keys in line, tail) of every drafted row that names its ancestors."""
+    tree_nodes, shape = inputs.tree_nodes, inputs._shape
 
-    def add_altered(self: _Building, token: int, position: int, slot: int, prefix_len: int, tail: Any) -> None:
-        if tail:
-            position, prefix_len, tail = alter(position, prefix_len, tuple(tail))
-        add(self, token, position, slot, prefix_len, tail)
+    def altered(parents: tuple[int, ...], num_before: int) -> list[TreeNode]:
+        return [TreeNode(*alter(*node)) if node.tail else node for node in tree_nodes(parents, num_before)]
 
-    patch.setattr(_Building, "add", add_altered)
+    patch.setattr(inputs, "tree_nodes", altered)
+    patch.setattr(inputs, "_shape", shape.__wrapped__)  # what was remembered is of trees that were not altered
 
 
 def sees_its_sibling(patch: Patch) -> None:
     """A node off the line reads the key of the node that lies in line at its place as well."""
-    _alter_rows(patch, lambda position, prefix_len, tail: (position, prefix_len + 1, tail))
+    _alter_rows(patch, lambda depth, in_line, tail: (depth, in_line + 1, tail))
 
 
 def sees_its_sibling_instead_of_its_parent(patch: Patch) -> None:
-    _alter_rows(patch, lambda position, prefix_len, tail: (position, prefix_len + len(tail), ()))
+    _alter_rows(patch, lambda depth, in_line, tail: (depth, in_line + len(tail), ()))
 
 
 def drops_the_tails(patch: Patch) -> None:
-    _alter_rows(patch, lambda position, prefix_len, tail: (position, prefix_len, ()))
+    _alter_rows(patch, lambda depth, in_line, tail: (depth, in_line, ()))
 
 
 def drops_its_parent(patch: Patch) -> None:
-    _alter_rows(patch, lambda position, prefix_len, tail: (position, prefix_len, tail[-1:]))
+    _alter_rows(patch, lambda depth, in_line, tail: (depth, in_line, tail[-1:]))
 
 
 def turns_the_tails_around(patch: Patch) -> None:
     """The same keys in another order: the same sum on paper, other bits."""
-    _alter_rows(patch, lambda position, prefix_len, tail: (position, prefix_len, tail[::-1]))
+    _alter_rows(patch, lambda depth, in_line, tail: (depth, in_line, tail[::-1]))
 
 
 def moves_tree_nodes_by_one(patch: Patch) -> None:
     """A node off the line stands one position too far."""
-    _alter_rows(patch, lambda position, prefix_len, tail: (position + 1, prefix_len, tail))
+    _alter_rows(patch, lambda depth, in_line, tail: (depth + 1, in_line, tail))
 
 
 def rounds_by_the_number_of_rows(patch: Patch) -> None:

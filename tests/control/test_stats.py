@@ -175,3 +175,17 @@ def test_drafters_beyond_those_that_are_told_apart_share_a_place() -> None:
         stats.observe("chat", single(0.5, source=f"drafter {number}"), [1])
     assert learned(stats, 0.5, source="drafter 39") == learned(stats, 0.5, source="one more")
     assert learned(stats, 0.5, source="drafter 39") > learned(stats, 0.5, source="drafter 1")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_end_of_a_chain_survives_as_the_compiled_arithmetic_says(seed: int) -> None:
+    """To the last bit: whether a draft goes on must not hang on which of the two was asked."""
+    rng = random.Random(seed)
+    stats = AcceptanceStats(certain=["sure"])
+    for _ in range(rng.randrange(200)):
+        stats.observe("chat", single(rng.random(), source="model"), [rng.randrange(2)], temperature=0.7)
+    source = rng.choice(("model", "sure", "unheard of"))
+    stated = [rng.choice((rng.random(), 0.0, 1.0, 1.5, -0.5, math.nan)) for _ in range(rng.randrange(1, 9))]
+    chain = Draft.chain(range(len(stated)), confidence=stated, source=source)
+    survival = stats.survival("chat", chain, temperature=0.7)[-1]
+    assert stats.chain_survival(stats.group("chat", 0.7), chain) == survival

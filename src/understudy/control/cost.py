@@ -21,6 +21,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 PROFILED_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 WIDE_ROWS = (*PROFILED_ROWS, 48, 64, 96, 128, 192, 256)
@@ -38,9 +39,8 @@ _MOST_SURPRISE = 2.0
 """A single step counts as at most so many times slower or faster than predicted."""
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
-    """The size of a pass."""
+class Load(NamedTuple):
+    """The size of a pass. A tuple, because planning makes dozens of them."""
 
     rows: int
     keys: int
@@ -49,8 +49,10 @@ class Load:
     @classmethod
     def of(cls, sequences: Iterable[tuple[int, int]]) -> Load:
         """Add up (rows, context) of each sequence."""
-        pairs = list(sequences)
-        return cls(sum(r for r, _ in pairs), sum(c for _, c in pairs), sum(r * c for r, c in pairs))
+        rows = keys = reads = 0
+        for count, context in sequences:
+            rows, keys, reads = rows + count, keys + context, reads + count * context
+        return cls(rows, keys, reads)
 
 
 @dataclass(slots=True)
@@ -76,12 +78,15 @@ class CostModel:
 
     def step_s(self, load: Load, base: Load | None = None) -> float:
         """Predicted seconds of a pass; `base` is the same pass without what was drafted in it, if anything was."""
-        whole = self.drift * (self._table_s(load.rows) + self.per_key_s * load.keys + self.per_read_s * load.reads)
-        if base is None:
-            return whole
-        plain = self.step_s(base)
+        if base is not None:
+            return self.drafted_s(load, self.step_s(base))
+        return self.drift * (self._table_s(load.rows) + self.per_key_s * load.keys + self.per_read_s * load.reads)
+
+    def drafted_s(self, load: Load, plain_s: float) -> float:
+        """Predicted seconds of a pass that takes `plain_s` without what was drafted in it."""
+        whole_s = self.step_s(load)
         # where the table falls, no multiple of that may lead below nothing
-        return plain + self.row_factor * (whole - plain) if whole > plain else whole
+        return plain_s + self.row_factor * (whole_s - plain_s) if whole_s > plain_s else whole_s
 
     def observe(self, load: Load, seconds: float, base: Load | None = None) -> None:
         """Let a live step correct what is believed; far beyond the table it says nothing."""

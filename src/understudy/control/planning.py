@@ -111,7 +111,7 @@ def plan(
             break  # so it is for all who come after: they stand in order of what they lose
         for depth in range(1, most + 1):
             rows = Load(base.rows + count * depth, base.keys, base.reads + round(depth * keys))
-            verify_s = target.step_s(rows, base)
+            verify_s = target.drafted_s(rows, plain_s)
             drafting_s = (1 if is_one_pass else depth) * pass_s + reading_s[depth - 1]
             speed = (num_emitting + free + added[depth - 1]) / (verify_s + drafting_s)
             if speed > best_speed:

@@ -8,6 +8,7 @@ expense. For drafters that do cost, acceptance by position says what asking them
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -96,6 +97,26 @@ class AcceptanceStats:
     def survival(self, workload_class: str, draft: Draft, *, temperature: float = 0.0) -> list[float]:
         """The probability that the walk reaches each node of one drafter's draft."""
         return survival_of(self.calibrated(workload_class, draft, temperature=temperature))
+
+    def chain_survival(self, group: int, chain: Draft) -> float:
+        """The probability that the walk reaches the end of a chain: the last of `survival`, which needs no arrays.
+
+        Asked for every guess of a draft model; a call of what is compiled would take ten times as long.
+        """
+        survival = 1.0
+        for source, stated in zip(chain.sources, chain.confidence, strict=True):
+            survival *= self._calibrated(group, self._drafter_places[source], min(1.0, max(0.0, stated)))
+        return survival
+
+    def _calibrated(self, group: int, place: int, stated: float) -> float:
+        """As choosing.calibrate, for one node."""
+        if self.is_certain[place]:
+            return stated
+        counts = self._flat_counts
+        band = 2 * ((group * _MOST_DRAFTERS + place) * _BANDS + min(_BANDS - 1, int(stated * _BANDS)))
+        weight = counts[band + TRIALS] + PRIOR_WEIGHT
+        rate = (counts[band + HITS] + PRIOR_WEIGHT * (PRIOR_TRUST * stated)) / weight
+        return max(0.0, rate - math.sqrt(max(0.0, rate * (1.0 - rate)) / weight))
 
     def acceptance_at(self, workload_class: str, source: str, position: int, *, temperature: float = 0.0) -> float:
         """How often a drafter's token at a position (1 is the first) is right, given that those before it were."""

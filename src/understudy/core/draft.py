@@ -7,7 +7,8 @@ draft is plain decoding, and nothing downstream has a special case for it.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import lru_cache
 
 ROOT = -1
 """The parent of a first drafted token: the last committed token, whose row every pass computes anyway."""
@@ -44,10 +45,7 @@ class Draft:
 
     def depths(self) -> tuple[int, ...]:
         """The number of drafted tokens on the path to each node, itself included."""
-        depths: list[int] = []
-        for parent in self.parents:
-            depths.append(1 if parent == ROOT else depths[parent] + 1)
-        return tuple(depths)
+        return _depths(tuple(self.parents))
 
     def leaves(self) -> list[int]:
         """The nodes without children."""
@@ -84,11 +82,11 @@ class Draft:
 
     def with_words(self, words: Mapping[int, tuple[int, float]]) -> Draft:
         """Return the draft with true tokens, and confidence, in place of tokens that stand for them."""
-        found = [words.get(token) for token in self.tokens]
-        if not any(found):
-            return self
-        named = [word or (token, sure) for word, token, sure in zip(found, self.tokens, self.confidence, strict=True)]
-        return replace(self, tokens=tuple(t for t, _ in named), confidence=tuple(s for _, s in named))
+        tokens, confidence = list(self.tokens), list(self.confidence)
+        for place, token in enumerate(self.tokens):
+            if token in words:
+                tokens[place], confidence[place] = words[token]
+        return Draft(tuple(tokens), self.parents, tuple(confidence), self.sources)
 
     def clipped(
         self, *, vocab_size: int, max_depth: int, max_rows: int, unseen: Collection[int] = frozenset()
@@ -97,22 +95,39 @@ class Draft:
 
         `unseen` are numbers that stand for tokens which nobody has seen yet.
         """
+        depths = self.depths() if is_tree(self) else ()
+        fits = len(depths) == len(self.tokens) <= max_rows and max(depths, default=0) <= max_depth
+        if fits and self._is_plain(vocab_size, unseen):
+            return self
         kept: list[int] = []
         alive: set[int] = {ROOT}
         seen: set[tuple[int, int]] = set()
-        depths = self.depths() if is_tree(self) else ()
         for node in range(len(depths)):
             parent, token = self.parents[node], self.tokens[node]
             is_known = 0 <= token < vocab_size or token in unseen
-            fits = len(kept) < max_rows and depths[node] <= max_depth and is_known
-            if fits and parent in alive and (parent, token) not in seen:
+            has_room = len(kept) < max_rows and depths[node] <= max_depth
+            if is_known and has_room and parent in alive and (parent, token) not in seen:
                 kept.append(node)
                 alive.add(node)
                 seen.add((parent, token))
         return self if len(kept) == len(self.tokens) else self.keep(kept)
 
+    def _is_plain(self, vocab_size: int, unseen: Collection[int]) -> bool:
+        """Whether all tokens are known, one child per token under a parent, as in nearly all drafts."""
+        if len(set(zip(self.parents, self.tokens, strict=True))) < len(self.tokens):
+            return False
+        return all(0 <= token < vocab_size or token in unseen for token in self.tokens)
+
 
 EMPTY = Draft()
+
+
+@lru_cache(maxsize=1024)  # most trees of a drafter are alike
+def _depths(parents: tuple[int, ...]) -> tuple[int, ...]:
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(1 if parent == ROOT else depths[parent] + 1)
+    return tuple(depths)
 
 
 def is_tree(draft: Draft) -> bool:

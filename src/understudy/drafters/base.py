@@ -42,7 +42,7 @@ class Budget:
     max_depth: int
     max_rows: int
     goes_on: Callable[[Draft], bool] = _always
-    """Asked by drafters whose tokens cost time, before each further one: is it worth that, given the draft so far?"""
+    """Asked by drafters whose tokens cost time, before each further one: is it worth that, given the chain so far?"""
 
 
 class Drafter(Protocol):
@@ -94,6 +94,17 @@ class AheadDrafter(Drafter, Protocol):
 
     def take_words(self) -> dict[int, tuple[int, float]]:
         """The words that they stand for, and how sure each is; empty if there are none to tell."""
+
+
+class EarlyDrafter(AheadDrafter, Protocol):
+    """One that can begin before it is asked: its device works while the host plans the next cycle."""
+
+    def begin(self, contexts: Sequence[Context]) -> bool:
+        """Begin to draft for texts that are likely to be asked about next; return whether anything is under way.
+
+        It comes when new words are known, and `ready_s` tells when it will be done. Not all of them need be asked
+        about then, and others may be.
+        """
 
 
 class FeatureDrafter(Drafter, Protocol):

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from understudy.control.cost import CostModel, Load
 from understudy.control.planning import MOST_READ_ROWS
+from understudy.core.dice import Dice
 from understudy.core.draft import EMPTY, Draft
 from understudy.drafters.base import Budget, Context
 from understudy.kv.pool import BlockPool
@@ -59,6 +60,8 @@ class Text:
     """The ids whose keys and values lie in the cache, guesses included."""
     num_agreed: int = 0
     """How many of them, from the front, were found to be those of the text."""
+    dice: Dice | None = None
+    """How guesses are drawn where a device does that."""
 
     def agreement(self) -> int:
         """How many ids at the beginning of its cache are those of the text as it came out."""

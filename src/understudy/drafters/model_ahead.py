@@ -9,16 +9,20 @@
 So the device never waits for the host between two guesses. The price is that a chain is cut one guess late. The words
 themselves stay on the device from pass to pass; the host only learns of them. The last guess is not waited for at all:
 the draft names the place where it will be, and the target's pass is on its way before it is there.
+
+The first pass may begin before anybody asks (`begin`): the host plans the next cycle while the device reads. A text
+that is not asked about after all has been read, and its guess is forgotten. One that is asked about and was not begun
+with, since it is new, is read beside the second guesses of the others.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from understudy.control.cost import Load
-from understudy.control.planning import MOST_READ_ROWS
+from understudy.control.planning import MOST_DEPTH, MOST_READ_ROWS
 from understudy.core.dice import Dice
 from understudy.core.draft import EMPTY, Draft
 from understudy.drafters.base import Budget, Context
@@ -30,17 +34,22 @@ _UNSEEN_CONFIDENCE = 0.7
 """What a first guess is believed before anybody has seen one."""
 _RIVAL_SHARE = 0.5
 """How often the second is right where the first is not, until that is known."""
+_FEW_UNREAD = MOST_DEPTH + 1
+"""After a draft a few words are unread, whatever became of it: more than that is read when it is asked for."""
+_NOTHING = Budget(0, 0)
 
 
 @dataclass(slots=True, eq=False)
 class _Chain:
     """The draft of one text while it grows."""
 
-    index: int
-    """Its place among the contexts."""
     text: Text
-    budget: Budget
     dice: Dice
+    num_tokens: int
+    """Of the text when its first guess was asked for."""
+    index: int = -1
+    """Its place among the contexts, and how far it may go: nobody has asked yet."""
+    budget: Budget = _NOTHING
     tokens: list[int] = field(default_factory=list)
     """Guesses that were looked at."""
     confidence: list[float] = field(default_factory=list)
@@ -50,6 +59,11 @@ class _Chain:
     """Guesses that were asked for."""
     is_broken: bool = False
     """The model had nothing to say."""
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether anybody has asked for it."""
+        return self.budget.max_depth > 0 and self.budget.max_rows > 0
 
     def goes_on(self, source: str) -> bool:
         """Whether one more guess is worth it, as far as the ones that were looked at can tell."""
@@ -92,37 +106,76 @@ class _Pass:
     chains: list[_Chain]
     answers: list[int]
     """Which of the flight's answers are theirs."""
+    num_going: int
+    """Of the chains, from the front, those whose row is a guess; of the others what was unread is read."""
     load: Load
     launched_s: float
+    is_timed: bool = True
+    """Whether somebody waits for it: of a pass that was over before, nobody knows what it took."""
 
 
 class AheadModelDrafter(ModelDrafter):
     """Drafts chains with a model of its own, whose vocabulary is the target's."""
 
     _landed_s = 0.0
+    _begun: _Pass | None = None
     _last: _Pass | None = None
     unseen: frozenset[int] = frozenset()
     ready_s = 0.0
     _num_firsts = 0
 
+    def begin(self, contexts: Sequence[Context]) -> bool:
+        """Read what was said last, where that is little: the first guesses are on their way when they are asked for."""
+        self._begun = None
+        self._num_firsts = self._runner.num_firsts
+        met = [context for context in contexts if context.sequence_id in self._texts]
+        chains = [self._new_chain(context) for context in met]
+        self._batch = [chain.text for chain in chains]
+        few = [chain for chain in chains if len(chain.text.ids) - chain.text.cache.length <= _FEW_UNREAD]
+        self._begun = begun = self._launch_next(None, few)
+        if begun is None:
+            return False
+        self.ready_s = begun.launched_s + self.cost.step_s(begun.load)
+        return True
+
     def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
         """Return one chain for each context; none for a text that is still being read."""
-        texts = self._batch = [self._caught_up(context) for context in contexts]
-        chains = [
-            _Chain(index, text, budget, _dice(context))
-            for index, (text, context, budget) in enumerate(zip(texts, contexts, budgets, strict=True))
-        ]
-        self._num_firsts = self._runner.num_firsts
-        underway = self._launch_reading(chains)
-        while underway is not None and (following := self._launch_next(underway)) is not None:
-            self._look(underway, following)
-            underway = following
+        underway, self._begun = self._begun, None
+        if underway is None:
+            self._num_firsts = self._runner.num_firsts
+        elif underway.flight.is_over:  # the device rests: the next pass begins when it is launched
+            underway.is_timed = False
+        begun = {} if underway is None else {chain.text: chain for chain in underway.chains}
+        chains = [self._chain_of(context, budget, begun) for context, budget in zip(contexts, budgets, strict=True)]
+        for index, chain in enumerate(chains):
+            chain.index = index
+        self._batch = [chain.text for chain in chains]
+        unread = [chain for chain in chains if chain.is_wanted and not chain.num_launched]
+        while (following := self._launch_next(underway, unread)) is not None:
+            if underway is not None:
+                self._look(underway, following)
+            underway, unread = following, []
         self._last = underway
         if underway is not None:
             self.ready_s = max(underway.launched_s, self._landed_s) + self.cost.step_s(underway.load)
-        names = {} if underway is None else self._names(underway)
+        names = {} if underway is None else {c.index: pair for c, pair in self._names(underway) if c.is_wanted}
         self.unseen = frozenset(number for pair in names.values() for number in pair)
         return [chain.tree(self.name, names.get(chain.index)) for chain in chains]
+
+    def _chain_of(self, context: Context, budget: Budget, begun: Mapping[Text, _Chain]) -> _Chain:
+        """The chain that was begun for a text as it stands, or a new one."""
+        text = self._texts.get(context.sequence_id)
+        chain = None if text is None else begun.get(text)
+        if chain is None or chain.num_tokens != len(context.tokens):
+            chain = self._new_chain(context)
+        chain.budget = budget
+        return chain
+
+    def _new_chain(self, context: Context) -> _Chain:
+        text = self._caught_up(context)
+        if text.dice is None:
+            text.dice = _dice(context)
+        return _Chain(text, text.dice, len(context.tokens))
 
     def take_words(self) -> dict[int, tuple[int, float]]:
         """Look at the last guesses."""
@@ -132,7 +185,7 @@ class AheadModelDrafter(ModelDrafter):
         found = last.flight.land()
         self._landed_s = time.perf_counter()
         words: dict[int, tuple[int, float]] = {}
-        for (guess, rival), index in zip(self._names(last).values(), last.answers, strict=True):
+        for (_, (guess, rival)), index in zip(self._names(last), last.answers, strict=True):
             answer = found[index]
             assert answer.words is not None
             sureness = answer.sureness[-1]
@@ -140,66 +193,61 @@ class AheadModelDrafter(ModelDrafter):
             words[rival] = (answer.rivals[-1], (1.0 - sureness) * _RIVAL_SHARE)
         return words
 
-    def _names(self, underway: _Pass) -> dict[int, tuple[int, int]]:
-        """For each chain of a pass, by its place among the contexts, the numbers that stand for its guess and rival."""
+    def _names(self, underway: _Pass) -> list[tuple[_Chain, tuple[int, int]]]:
+        """The chains of a pass, with the numbers that stand for the guess that it draws for each, and its rival."""
         first, rival = self._runner.first_place, self._runner.first_rival
-        return {chain.index: (-1 - first - place, -1 - rival - place) for place, chain in enumerate(underway.chains)}
+        return [(chain, (-1 - first - place, -1 - rival - place)) for place, chain in enumerate(underway.chains)]
 
-    def _launch_reading(self, chains: Sequence[_Chain]) -> _Pass | None:
-        """Read what is unread, as far as the rows of a cycle go; texts that are read up get a guess."""
-        room = MOST_READ_ROWS
-        works: list[Work] = []
-        read_up: list[tuple[int, _Chain]] = []
-        for chain in chains:
-            text = chain.text
-            unread = text.ids[text.cache.length : text.cache.length + room]
-            is_wanted = chain.budget.max_depth > 0 and chain.budget.max_rows > 0
-            fits = len(text.ids) < self._max_positions  # beyond its own context it has nothing to say
-            if is_wanted and fits and unread and self._reserve(text, len(unread)):
-                done = text.cache.length + len(unread) == len(text.ids)
-                if done:
-                    read_up.append((len(works), chain))
-                works.append(Work(text.cache, unread, EMPTY, wants_logits=done, dice=chain.dice))
-                room -= len(unread)
-        underway = self._launch(works, [chain for _, chain in read_up], [index for index, _ in read_up])
-        for chain in chains:
-            work = next((work for work in works if work.cache is chain.text.cache), None)
-            if work is not None:
-                chain.text.cache.commit(len(work.known), chain.text.ids)
-                chain.text.computed.extend(work.known)
-        return underway
-
-    def _launch_next(self, underway: _Pass) -> _Pass | None:
-        """Compute the rows of the guesses that are being drawn, of the chains that go on."""
+    def _launch_next(self, underway: _Pass | None, unread: Sequence[_Chain]) -> _Pass | None:
+        """Compute the rows of the guesses that are being drawn, of the chains that go on, and read what is unread."""
         works: list[Work] = []
         going: list[_Chain] = []
         first = self._runner.first_place
-        for place, chain in enumerate(underway.chains, first):
+        for place, chain in enumerate(underway.chains if underway is not None else (), first):
             cache = chain.text.cache
             if chain.goes_on(self.name) and cache.length < self._max_positions and self._reserve(chain.text, 1):
                 works.append(Work(cache, [-1 - place], EMPTY, wants_logits=True, dice=chain.dice))
                 going.append(chain)
-        following = self._launch(works, going, list(range(len(going))))
-        for chain in going:
-            chain.text.cache.length += 1  # a guess: not committed, so that no other text can find it
-        return following
-
-    def _launch(self, works: list[Work], chains: list[_Chain], answers: list[int]) -> _Pass | None:
+        reading = self._reading(unread) if unread else []
+        works += [work for _, work in reading]
         if not works:
             return None
         load = Load.of((len(work.known), work.cache.length) for work in works)
-        launched = time.perf_counter()
+        launched_s = time.perf_counter()
+        flight = self._runner.launch(works)
+        for chain in going:
+            chain.text.cache.length += 1  # a guess: not committed, so that no other text can find it
+        for chain, work in reading:
+            chain.text.cache.commit(len(work.known), chain.text.ids)
+            chain.text.computed.extend(work.known)
+        chains = going + [chain for chain, work in reading if work.wants_logits]
         for chain in chains:
             chain.num_launched += 1
-        return _Pass(self._runner.launch(works), chains, answers, load, launched)
+        answers = [index for index, work in enumerate(works) if work.wants_logits]
+        return _Pass(flight, chains, answers, len(going), load, launched_s)
+
+    def _reading(self, chains: Sequence[_Chain]) -> list[tuple[_Chain, Work]]:
+        """What is unread, as far as the rows of a cycle go; texts that are read up get a guess."""
+        room = MOST_READ_ROWS
+        reading: list[tuple[_Chain, Work]] = []
+        for chain in chains:
+            text = chain.text
+            unread = text.ids[text.cache.length : text.cache.length + room]
+            fits = len(text.ids) < self._max_positions  # beyond its own context it has nothing to say
+            if fits and unread and self._reserve(text, len(unread)):
+                done = text.cache.length + len(unread) == len(text.ids)
+                reading.append((chain, Work(text.cache, unread, EMPTY, wants_logits=done, dice=chain.dice)))
+                room -= len(unread)
+        return reading
 
     def _look(self, underway: _Pass, following: _Pass) -> None:
         """Learn what was guessed; the next pass computes the rows of some of the guesses."""
         found = underway.flight.land()
         landed = time.perf_counter()
-        if self._runner.num_firsts == self._num_firsts:
-            self.cost.observe(underway.load, landed - max(underway.launched_s, self._landed_s))
-        self._landed_s = landed
+        if underway.is_timed:
+            if self._runner.num_firsts == self._num_firsts:
+                self.cost.observe(underway.load, landed - max(underway.launched_s, self._landed_s))
+            self._landed_s = landed
         for chain, index in zip(underway.chains, underway.answers, strict=True):
             answer = found[index]
             assert answer.words is not None
@@ -209,7 +257,7 @@ class AheadModelDrafter(ModelDrafter):
                 chain.tokens.append(token)
                 chain.confidence.append(answer.sureness[-1])
                 chain.rivals.append(answer.rivals[-1])
-        for chain in following.chains:
+        for chain in following.chains[: following.num_going]:
             chain.text.computed.append(chain.tokens[-1] if not chain.is_broken else -1)
 
 

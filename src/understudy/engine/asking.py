@@ -34,6 +34,9 @@ _MOST_FAILURES = 3
 _REST_STEPS = 1024
 """Steps after which it is tried again; twice as many each further time."""
 _MOST_DOUBLINGS = 8
+_SHARED_ROWS = 48
+_LEAST_ROWS = 4
+"""Rows that the sequences of a step share, and that each may have at least."""
 
 
 @dataclass(slots=True)
@@ -94,6 +97,10 @@ class Asking:
         self._next_id = 0
         self.certain = frozenset(name for name, drafter in self._rare.items() if drafter.is_certain)
         """Those whose proposals are facts."""
+        self.planned: dict[str, frozenset[int]] = {}
+        """By drafter that costs time, the sequences for which it was asked last because that is expected to pay."""
+        self.left_out: set[str] = set()
+        """Those that have failed already in this step."""
         self.are_free = not any(hasattr(drafter, "cost") or hasattr(drafter, "scout") for drafter in drafters)
 
     @property
@@ -147,7 +154,8 @@ class Asking:
         self._return_rested()
         asked = [index for index, budget in enumerate(budgets) if reaches(budget)]
         answers = Answers([[] for _ in sequences])
-        for drafter in [drafter for drafter in self.active if switches.allows(drafter.name)]:
+        names = {drafter.name for drafter in self.active if switches.allows(drafter.name)} - self.left_out
+        for drafter in [drafter for drafter in self.active if drafter.name in names]:
             allowed = self._allowed(drafter.name, sequences, asked, controller)
             if not allowed:
                 continue
@@ -223,6 +231,8 @@ class Asking:
             if planned is None:
                 return _Found()
             asked, budgets, is_reading = planned.indexes, planned.budgets, planned.is_reading
+            expected = asked if planned.is_planned else []
+            self.planned[drafter.name] = frozenset(sequences[i].sequence_id for i in expected)
         if not asked:
             return _Found()
         contexts, limits = [sequences[i].context for i in asked], [budgets[i] for i in asked]
@@ -313,6 +323,22 @@ def _reading_s(drafter: Drafter, drafts: Items[Draft], seconds: float, base: Loa
     count = sum(len(draft) > 0 for draft in drafts)
     passes_s = max(draft.depth for draft in drafts) * cost.step_s(Load(count, base.keys, base.keys))
     return max(0.0, seconds - passes_s)
+
+
+def budget_of(sequence: Sequence, switches: Switches, num_sequences: int = 1) -> Budget:
+    """A draft may reach up to the last token but one: the bonus is always there.
+
+    Where many share a step, few rows of each can pay, and proposing the others would cost time for nothing.
+    """
+    wanted = sequence.request.speculation
+    depth = switches.depth_of(wanted, sequence.request.workload_class)
+    if not depth or (sequence.num_resting and not wanted.forced):
+        return Budget(0, 0)
+    useful = wanted.max_rows if wanted.forced else max(_LEAST_ROWS, _SHARED_ROWS // num_sequences)
+    return Budget(
+        max_depth=min(depth, sequence.num_left - 1),
+        max_rows=min(wanted.max_rows, useful),
+    )
 
 
 def reaches(budget: Budget) -> bool:

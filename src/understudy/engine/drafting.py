@@ -24,9 +24,10 @@ from understudy.control.stats import AcceptanceStats, survival_of
 from understudy.core.control import ControlView, Learned, Policy
 from understudy.core.draft import EMPTY, ROOT, Draft, merge
 from understudy.core.events import Decided, EventSink
-from understudy.core.switches import ALL_ON, Switches
+from understudy.core.switches import ALL_ON
 from understudy.drafters.base import Budget, Drafter
-from understudy.engine.asking import Answers, Asking, reaches
+from understudy.engine.asking import Answers, Asking, budget_of, reaches
+from understudy.engine.early import Early
 from understudy.engine.pricing import Pricing
 from understudy.engine.proposal import DraftingTime, Proposal
 from understudy.engine.scheduler import Share
@@ -35,9 +36,6 @@ from understudy.engine.sequence import Sequence
 from understudy.engine.showing import Showing
 from understudy.runtime.runner import Answer
 
-_SHARED_ROWS = 48
-_LEAST_ROWS = 4
-"""Rows that the sequences of a step share, and that each may have at least."""
 _REST_STEPS = 8
 """For which nothing is drafted for a text whose drafts have suddenly become wrong."""
 _PAYING_WORDS = 16
@@ -68,6 +66,7 @@ class Drafting:
         allowance = Allowance()
         self._scouting = Scouting(self._asking.active, cost, allowance, self._asking.guard, vocab_size=vocab_size)
         self.showing = Showing(self._asking, drafters)
+        self.early = Early(self._asking, drafters, clock)
         prepare()
         self.stats = AcceptanceStats(self._asking.certain)
         self._pricing = Pricing(cost, self.stats, allowance, self._lengths, calibrated=self._calibrated)
@@ -100,7 +99,7 @@ class Drafting:
 
     def start(self, sequence: Sequence) -> None:
         """Introduce a sequence to every drafter, unless it forbids drafts."""
-        self._asking.start(sequence, may_draft=reaches(_budget(sequence, self.switches)))
+        self._asking.start(sequence, may_draft=reaches(budget_of(sequence, self.switches)))
 
     def stop(self, sequence: Sequence) -> None:
         """Tell every drafter that a sequence ended."""
@@ -118,7 +117,7 @@ class Drafting:
             return "no drafter"
         if not sequences:
             return "nothing is drafted beside a prompt"
-        if not any(reaches(_budget(sequence, self.switches, len(sequences))) for sequence in sequences):
+        if not any(reaches(budget_of(sequence, self.switches, len(sequences))) for sequence in sequences):
             return "speculation is off for every sequence of this step"
         if any(sequence.request.speculation.forced for sequence in sequences):
             return ""
@@ -146,7 +145,7 @@ class Drafting:
         if reason:
             return [Proposal()] * len(sequences), reason
         started = self._clock()
-        budgets = [_budget(sequence, self.switches, len(sequences)) for sequence in sequences]
+        budgets = [budget_of(sequence, self.switches, len(sequences)) for sequence in sequences]
         answers = self._asking.ask_all(
             sequences,
             budgets,
@@ -200,7 +199,7 @@ class Drafting:
     def take_time(self) -> DraftingTime:
         """What proposing took since the last call."""
         time, self._time = self._time, DraftingTime()
-        return time
+        return self.early.settle(time)
 
     def seen(self, proposals: list[Proposal]) -> list[Proposal]:
         """The proposals with the words that drafters had named before anybody saw them."""
@@ -253,7 +252,7 @@ class Drafting:
         """Learn from what the target said where something had been proposed; `path` are the accepted nodes."""
         request = sequence.request
         drafted = accepted = 0
-        for draft in proposal.drafts:
+        for draft in proposal.spelled():
             if len(draft) and words:
                 matched = self.stats.observe(
                     request.workload_class, draft, words, temperature=request.sampling.temperature
@@ -382,19 +381,3 @@ def _without_rivals(tree: Draft, certain: frozenset[str]) -> Draft:
         if parent in kept and facts.get(parent, node) == node:
             kept.add(node)
     return tree.keep(kept - {ROOT})
-
-
-def _budget(sequence: Sequence, switches: Switches, num_sequences: int = 1) -> Budget:
-    """A draft may reach up to the last token but one: the bonus is always there.
-
-    Where many share a step, few rows of each can pay, and proposing the others would cost time for nothing.
-    """
-    wanted = sequence.request.speculation
-    depth = switches.depth_of(wanted, sequence.request.workload_class)
-    if not depth or (sequence.num_resting and not wanted.forced):
-        return Budget(0, 0)
-    useful = wanted.max_rows if wanted.forced else max(_LEAST_ROWS, _SHARED_ROWS // num_sequences)
-    return Budget(
-        max_depth=min(depth, sequence.num_left - 1),
-        max_rows=min(wanted.max_rows, useful),
-    )

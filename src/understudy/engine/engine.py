@@ -226,6 +226,8 @@ class Engine:
             for share, proposal, answer, over in zip(shares, proposals, answers, is_over, strict=True)
         ]
         self._time_words(sum(len(verdict.words) for verdict in verdicts), self._clock() - landed)
+        if not underway.is_counted_on and not self._scheduler.waiting:  # else the next pass drafts nothing
+            self._drafting.early.begin([share.sequence for share in shares], self._drafting.switches)
         alive = [index for index, over in enumerate(is_over) if not over]
         for index in alive:
             self._drafting.learn(

@@ -63,6 +63,8 @@ class Asked:
     """Of all sequences, asked or not."""
     is_reading: bool
     """Whether some of them have a text that must be read first."""
+    is_planned: bool = True
+    """Whether asking is expected to pay, or forced: then it will be so in the next cycle."""
 
 
 class Pricing:
@@ -123,12 +125,9 @@ class Pricing:
                 asked = set()
         else:
             asked = self._probe(drafter, sequences, prospects, base)
-        limited = [
-            budget if index in forced else self._limited(drafter, sequence, budget, chosen)
-            for index, (sequence, budget) in enumerate(zip(sequences, budgets, strict=True))
-        ]
+        limited = self._limited(drafter, sequences, budgets, chosen)
         is_reading = any(unread[index] > _FEW_UNREAD for index in asked | forced)
-        return Asked(sorted(asked | forced), limited, is_reading)
+        return Asked(sorted(asked | forced), limited, is_reading, is_planned=bool(chosen.asked or forced))
 
     def _held_plan(self, name: str, sequences: Items[Sequence], unread: Items[int]) -> Plan | None:
         """The plan of the last cycles, if it was one for the same texts, who have nothing new to be read."""
@@ -178,18 +177,39 @@ class Pricing:
             ),
         )
 
-    def _limited(self, drafter: Drafter, sequence: Sequence, budget: Budget, chosen: Plan) -> Budget:
-        """A budget under which a draft goes on for as long as its next token is expected to pay."""
-        request = sequence.request
+    def _limited(
+        self, drafter: Drafter, sequences: Items[Sequence], budgets: Items[Budget], chosen: Plan
+    ) -> list[Budget]:
+        """Budgets under which a draft goes on for as long as its next token is expected to pay; not where it is forced.
 
-        def goes_on(draft: Draft) -> bool:
-            survival = survival_of(self._calibrated(sequence, draft))[-1]
-            following = self._stats.acceptance_at(
-                request.workload_class, drafter.name, len(draft) + 1, temperature=request.sampling.temperature
-            )
-            return bool(chosen.asked) and chosen.is_worth(survival * following)
+        Texts of one kind are judged alike, so they share a judge.
+        """
+        judges: dict[tuple[str, float], Callable[[Draft], bool]] = {}
+        limited: list[Budget] = []
+        for sequence, budget in zip(sequences, budgets, strict=True):
+            request = sequence.request
+            if request.speculation.forced:
+                limited.append(budget)
+                continue
+            kind = request.workload_class, request.sampling.temperature
+            judge = judges.get(kind) or judges.setdefault(kind, self._judge(drafter.name, *kind, chosen))
+            limited.append(Budget(min(budget.max_depth, MOST_DEPTH), budget.max_rows, judge))
+        return limited
 
-        return replace(budget, max_depth=min(budget.max_depth, MOST_DEPTH), goes_on=goes_on)
+    def _judge(self, name: str, workload_class: str, temperature: float, chosen: Plan) -> Callable[[Draft], bool]:
+        """Whether a chain of one kind is worth one more token. Nothing is learned while it is in use."""
+        stats, group = self._stats, self._stats.group(workload_class, temperature)
+        following: dict[int, float] = {}  # by length of the chain: how often the token behind it is right
+
+        def goes_on(chain: Draft) -> bool:
+            if not chosen.asked:
+                return False
+            length = len(chain)
+            if length not in following:
+                following[length] = stats.acceptance_at(workload_class, name, length + 1, temperature=temperature)
+            return chosen.is_worth(stats.chain_survival(group, chain) * following[length])
+
+        return goes_on
 
 
 def _ids(sequences: Items[Sequence]) -> tuple[int, ...]:

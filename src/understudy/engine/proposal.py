@@ -17,16 +17,20 @@ class Proposal:
     bought: Draft = EMPTY
     scouts: Draft = EMPTY
     """Rows that a drafter learns from. They are no draft: whatever they say, they are forgotten after the pass."""
+    words: Mapping[int, tuple[int, float]] = field(default_factory=dict)
+    """What stands in the drafts in place of words that nobody had seen, and what it turned out to be."""
 
     def has_rows(self) -> bool:
         """Whether anything is computed for it."""
         return bool(self.bought.tokens or self.scouts.tokens)
 
     def with_words(self, words: Mapping[int, tuple[int, float]]) -> Proposal:
-        """The same with what was named ahead in its place."""
-        bought = self.bought.with_words(words)
-        drafts = tuple(bought if draft is self.bought else draft.with_words(words) for draft in self.drafts)
-        return Proposal(drafts, bought, self.scouts)
+        """The same with what was named ahead in its place: at once in what is verified, see `spelled` for the rest."""
+        return Proposal(self.drafts, self.bought.with_words(words), self.scouts, words)
+
+    def spelled(self) -> tuple[Draft, ...]:
+        """What each drafter proposed, in words."""
+        return tuple(draft.with_words(self.words) for draft in self.drafts) if self.words else self.drafts
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ places of its own, so a target can name what its draft has just guessed.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import fields
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -42,8 +42,7 @@ Compute = Callable[..., Tensor]
 shows hidden states."""
 
 
-@dataclass(frozen=True, slots=True)
-class Size:
+class Size(NamedTuple):
     """What a graph is captured for; a pass fits if it has no more of anything."""
 
     rows: int
@@ -243,13 +242,11 @@ class _Stage:
         self.wait()  # what was sent from here before has arrived
         to = self._arrays(captured)
         for name, padding in _PADDING.items():
-            array = getattr(rows, name)
-            line = to[name]
-            line[: len(array)] = array
-            line[len(array) :] = padding
-        to["slots"][len(rows.slots) :] = scratch_slot
-        to["group_starts"][len(rows.group_starts) :] = rows.group_starts[-1]
-        to["tail_starts"][len(rows.tail_starts) :] = rows.tail_starts[-1]
+            array, line = getattr(rows, name), to[name]
+            count = len(array)
+            line[:count] = array
+            if count < len(line):
+                line[count:] = scratch_slot if name == "slots" else array[-1] if padding is _LAST else padding
         num_tables, width = rows.tables.shape
         to["tables"][:num_tables, :width] = rows.tables[:, : to["tables"].shape[1]]
         if captured.size.logits:
@@ -261,6 +258,11 @@ class _Stage:
         self._drawn.copy_(drawn, non_blocking=True)
         if self._arrived is not None:
             self._arrived.record()
+
+    @property
+    def has_words(self) -> bool:
+        """Whether the words are there."""
+        return self._arrived is None or bool(self._arrived.query())  # type: ignore[no-untyped-call]
 
     def wait(self) -> None:
         """Wait until the words are there."""
@@ -296,14 +298,21 @@ class CudaLaunched:
         stage, count = self._stage, self._num_places
         return Drawn(stage.words[:count].tolist(), stage.sureness[:count].tolist(), stage.rivals[:count].tolist())
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the GPU has done it."""
+        return self._stage.has_words
+
     def logits(self, first: int, last: int) -> Floats:
         """The logits of some places; waits for the GPU."""
         on_host: Floats = self._logits[first:last].cpu().numpy()
         return on_host
 
 
-_PADDING = {"token_ids": 0, "positions": 0, "slots": 0, "group_starts": 0, "group_tables": 0, "prefix_lens": 1,
-            "tail_starts": 0, "tail_slots": 0, "logit_rows": 0}  # fmt: skip
+_LAST = None
+"""In place of a padding: the last number once more."""
+_PADDING = {"token_ids": 0, "positions": 0, "slots": 0, "group_starts": _LAST, "group_tables": 0, "prefix_lens": 1,
+            "tail_starts": _LAST, "tail_slots": 0, "logit_rows": 0}  # fmt: skip
 
 
 def cut(numbers: Tensor, shapes: dict[str, tuple[int, ...]]) -> list[Tensor]:
@@ -324,13 +333,13 @@ def write_dice(to: dict[str, NDArray[Any]], dice: Sequence[Dice | None], positio
 
     Places whose words are drawn on the host are greedy here: that is cheapest, and nobody looks at them.
     """
+    temperatures = to["how.temperatures"]
+    temperatures.fill(0.0)
+    if not any(one is not None and one.temperature for one in dice):
+        return  # nothing else is looked at
     known = [one or _GREEDY for one in dice]
     count = len(known)
-    temperatures = to["how.temperatures"]
     temperatures[:count] = [max(one.temperature, _LEAST_TEMPERATURE) if one.temperature else 0.0 for one in known]
-    temperatures[count:] = 0.0
-    if not temperatures.any():
-        return  # nothing else is looked at
     to["how.top_ps"][:count] = [one.top_p for one in known]
     to["how.min_ps"][:count] = [one.min_p for one in known]
     to["how.top_ks"][:count] = [one.top_k for one in known]

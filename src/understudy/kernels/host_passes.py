@@ -20,6 +20,7 @@ class HostLaunched:
     """A pass that is over."""
 
     found: Floats
+    is_over: bool = True
 
     def logits(self, first: int, last: int) -> Floats:
         """The logits of some places."""

@@ -137,6 +137,10 @@ class Launched(Protocol):
     def drawn(self) -> Drawn:
         """The words of all places."""
 
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody would have to wait for it."""
+
 
 class Passes(Protocol):
     """Runs a decoder's passes over one cache, one after the other."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import accumulate, chain
 from typing import NamedTuple
 
 import numpy as np
@@ -72,23 +74,29 @@ class _Building:
     tail_slots: list[int] = field(default_factory=list)
     logit_rows: list[int] = field(default_factory=list)
 
-    def add(self, token: int, position: int, slot: int, prefix_len: int, tail: Sequence[int]) -> None:
-        self.token_ids.append(token)
-        self.positions.append(position)
-        self.slots.append(slot)
-        self.prefix_lens.append(prefix_len)
-        self.tail_slots.extend(tail)
-        self.tail_starts.append(len(self.tail_slots))
 
-    def starts_of_groups(self, first: int, last: int, most: int) -> list[int]:
-        """Where the groups of some rows begin, of so many rows at most; those with tails are groups by themselves."""
-        starts: list[int] = []
-        has_tail = [self.tail_starts[row + 1] > self.tail_starts[row] for row in range(first, last)]
-        for row in range(first, last):
-            begins = not starts or row - starts[-1] == most
-            if begins or has_tail[row - first] or has_tail[row - 1 - first]:
-                starts.append(row)
-        return starts
+class TreeNode(NamedTuple):
+    """How the row of one node reads its path; the text before the draft is read through the block table."""
+
+    depth: int
+    num_in_line: int
+    """Drafted keys of its path that the block table reaches"""
+    tail: tuple[int, ...]
+    """The other nodes of its path, itself the last, whose slots it names"""
+
+
+class _Shape(NamedTuple):
+    """The nodes of a draft in columns: whatever hangs on its parents alone."""
+
+    depths: tuple[int, ...]
+    nums_in_line: tuple[int, ...]
+    tails: tuple[int, ...]
+    """All tails, one after the other"""
+    tail_ends: tuple[int, ...]
+    has_tail: tuple[bool, ...]
+
+
+_NO_SHAPE = _Shape((), (), (), (), ())
 
 
 def build_rows(works: Sequence[Work], *, heads_per_kv_head: int, tails_alone: bool = False) -> Rows:
@@ -100,51 +108,90 @@ def build_rows(works: Sequence[Work], *, heads_per_kv_head: int, tails_alone: bo
         return _single_rows(works)
     building = _Building()
     for index, work in enumerate(works):
-        first = len(building.token_ids)
-        _add_known(building, work)
-        _add_draft(building, work, work.draft, len(work.known))
+        first, num_known = len(building.token_ids), len(work.known)
+        slots = work.cache.slots(work.num_rows)
+        _add_known(building, work, slots)
+        draft = _add_draft(building, work, work.draft, slots, num_before=0)
         drafted = len(building.token_ids)
-        _add_draft(building, work, work.scouts, len(work.known) + len(work.draft))
+        scouts = _add_draft(building, work, work.scouts, slots, num_before=len(work.draft.tokens))
         last = len(building.token_ids)
-        building.logit_rows.extend(first + row for row in work.scored)
+        if work.scored:
+            building.logit_rows.extend(range(first + work.scored.start, first + work.scored.stop))
         if work.wants_logits:
-            building.logit_rows.extend(range(first + len(work.known) - 1, drafted))
-            building.logit_rows.extend(drafted + leaf for leaf in work.scouts.leaves())
+            building.logit_rows.extend(range(first + num_known - 1, drafted))
+            building.logit_rows.extend([drafted + leaf for leaf in work.scouts.leaves()])
         step = max(1, min(_GROUP_ROWS, _GROUP_SCORES // (heads_per_kv_head * (work.cache.length + last - first))))
-        starts = building.starts_of_groups(first, last, step) if tails_alone else range(first, last, step)
+        starts: Sequence[int] = range(first, last, step)
+        if tails_alone and (draft.tails or scouts.tails):
+            has_tail = (False,) * num_known + draft.has_tail + scouts.has_tail
+            starts = [first + row for row in _starts_of_groups(has_tail, step)]
         building.group_starts.extend(starts)
         building.group_tables.extend([index] * len(starts))
     building.group_starts.append(len(building.token_ids))
     return _to_arrays(building, [work.cache.blocks for work in works])
 
 
-def _add_known(building: _Building, work: Work) -> None:
+def _add_known(building: _Building, work: Work, slots: Sequence[int]) -> None:
     first, count = work.cache.length, len(work.known)
     building.token_ids.extend(work.known)
     building.positions.extend(range(first, first + count))
-    building.slots.extend(work.cache.slots(count))
+    building.slots.extend(slots[:count])
     building.prefix_lens.extend(range(first + 1, first + count + 1))
     building.tail_starts.extend([len(building.tail_slots)] * count)
 
 
-def _add_draft(building: _Building, work: Work, draft: Draft, first_row: int) -> None:
-    """Add one row per node, written from `first_row` on.
+def _add_draft(building: _Building, work: Work, draft: Draft, slots: Sequence[int], *, num_before: int) -> _Shape:
+    """Add one row per node, behind the known ones and `num_before` of another draft; `slots` are those of the work."""
+    if not draft.tokens:
+        return _NO_SHAPE
+    shape = _shape(tuple(draft.parents), num_before)
+    base = work.cache.length + len(work.known)
+    slots = slots[len(work.known) + num_before :]
+    building.token_ids.extend(draft.tokens)
+    building.positions.extend([base - 1 + depth for depth in shape.depths])
+    building.slots.extend(slots[: len(draft.tokens)])
+    building.prefix_lens.extend([base + count for count in shape.nums_in_line])
+    first = len(building.tail_slots)
+    building.tail_slots.extend([slots[node] for node in shape.tails])
+    building.tail_starts.extend([first + end for end in shape.tail_ends])
+    return shape
+
+
+def tree_nodes(parents: Sequence[int], num_before: int) -> list[TreeNode]:
+    """The nodes of a draft that is written behind `num_before` rows of another one.
 
     A node is in line if it and all its ancestors lie where their positions say.
     """
-    num_known = len(work.known)
-    base = work.cache.length + num_known
-    in_line: dict[int, int] = {ROOT: 0}  # node -> drafted keys of its path that the block table reaches
-    tails: dict[int, tuple[int, ...]] = {ROOT: ()}  # node -> slots of the rest of its path
-    depths = draft.depths()
-    for node, token in enumerate(draft.tokens):
-        parent, depth = draft.parents[node], depths[node]
-        slot = work.cache.slot(first_row + node)
-        if not tails[parent] and first_row + node == num_known + depth - 1:
-            in_line[node], tails[node] = in_line[parent] + 1, ()
+    nodes: list[TreeNode] = []
+    for node, parent in enumerate(parents):
+        depth, num_in_line, tail = TreeNode(0, 0, ()) if parent == ROOT else nodes[parent]
+        if not tail and num_before + node == depth:
+            nodes.append(TreeNode(depth + 1, num_in_line + 1, ()))
         else:
-            in_line[node], tails[node] = in_line[parent], (*tails[parent], slot)
-        building.add(token, base + depth - 1, slot, base + in_line[node], tails[node])
+            nodes.append(TreeNode(depth + 1, num_in_line, (*tail, node)))
+    return nodes
+
+
+@lru_cache(maxsize=1024)  # most trees of a drafter are alike
+def _shape(parents: tuple[int, ...], num_before: int) -> _Shape:
+    nodes = tree_nodes(parents, num_before)
+    return _Shape(
+        depths=tuple(node.depth for node in nodes),
+        nums_in_line=tuple(node.num_in_line for node in nodes),
+        tails=tuple(chain.from_iterable(node.tail for node in nodes)),
+        tail_ends=tuple(accumulate(len(node.tail) for node in nodes)),
+        has_tail=tuple(bool(node.tail) for node in nodes),
+    )
+
+
+@lru_cache(maxsize=1024)
+def _starts_of_groups(has_tail: tuple[bool, ...], most: int) -> tuple[int, ...]:
+    """Where the groups of some rows begin, of so many rows at most; those with tails are groups by themselves."""
+    starts = [0]
+    for row in range(1, len(has_tail)):
+        if row - starts[-1] == most or has_tail[row] or has_tail[row - 1]:
+            starts.append(row)
+    return tuple(starts)
 
 
 def _single_rows(works: Sequence[Work]) -> Rows:

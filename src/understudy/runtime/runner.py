@@ -59,6 +59,11 @@ class Flight:
         self._draws = draws
         self._features = features
 
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody would have to wait for it."""
+        return self._launched.is_over
+
     def land(self) -> list[Answer]:
         """Wait for the pass, and return what it has for each work."""
         drawn = self._launched.drawn() if self._draws else Drawn([], [], [])
