@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from understudy.core.backend import BackendState, EngineCheck, EngineLoad, ModelInfo
+from understudy.core.backend import BackendState, EngineCheck, EngineLoad, ModelInfo, Taker
 from understudy.core.control import ControlView, Learned
 from understudy.core.events import Ended, Event, EventSink
 from understudy.core.request import Facts, Output, Request, SpeculationCounts, TokenLogprob
@@ -36,11 +36,14 @@ class FakeBackend:
     requests: list[Request] = field(default_factory=list)
     sinks: list[EventSink] = field(default_factory=list)
     num_restarts: int = 0
+    num_taken: int = 0
+    """Outputs that a taker had."""
     view: ControlView = field(default_factory=ControlView)
     remembered: Learned | None = None
 
     def __post_init__(self) -> None:
         self._tokenizer = Tokenizer.from_folder(Path(self.info.tokenizer_folder), eos_ids=self.info.eos_ids)
+        self._takers: dict[str, Taker] = {}
         self._ready = asyncio.Event()
         self._ready.set()
 
@@ -79,15 +82,25 @@ class FakeBackend:
                         if output.facts is not None and output.finish_reason is not None:
                             for sink in self.sinks:
                                 sink(Ended(request.request_id, choice.index, output.finish_reason, output.facts))
-                        yield output
+                        if output.finish_reason is not None or not self._take(output):
+                            yield output
                 await asyncio.sleep(self.step_s)
                 if not self._ready.is_set() or self.state.phase == "stopped":
                     raise EngineLost("The engine died while it computed this answer.")
             ended = True
         finally:
             self.running.discard(request.request_id)
+            self._takers.pop(request.request_id, None)
             if not ended:
                 self.aborted.append(request.request_id)
+
+    def offer(self, request_id: str, taker: Taker) -> None:
+        self._takers[request_id] = taker
+
+    def _take(self, output: Output) -> bool:
+        is_taken = output.request_id in self._takers and self._takers[output.request_id](output)
+        self.num_taken += is_taken
+        return is_taken
 
     def switch(self, switches: Switches) -> None:
         self.switches = switches

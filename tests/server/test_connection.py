@@ -11,6 +11,7 @@ from typing import BinaryIO
 import pytest
 
 from tests.server import served as serving
+from tests.server.fake_backend import FakeBackend
 from tests.server.served import fake_service, served
 from understudy.server import connection
 from understudy.server.app import make_app
@@ -84,6 +85,9 @@ def test_the_pieces_of_a_stream_are_chunks_as_http_has_them(tmp_path: Path) -> N
             assert file.read(2) == b"\r\n"
         assert file.readline() == b"\r\n", "nothing follows the last chunk"
         assert len(pieces) > 10
+        # but for the first, the last and the end, words go straight to the connection
+        assert isinstance(service.backend, FakeBackend)
+        assert service.backend.num_taken >= len(pieces) - 3
         assert all(piece.startswith(b"data: ") and piece.endswith(b"\n\n") for piece in pieces)
         peer.sendall(_request({"prompt": "a", "max_tokens": 60, "seed": 1}))
         length = next(line for line in _head(file) if line.startswith("content-length: "))
@@ -91,7 +95,9 @@ def test_the_pieces_of_a_stream_are_chunks_as_http_has_them(tmp_path: Path) -> N
         assert _text_of(b"".join(pieces)) == whole["choices"][0]["text"]
         peer.sendall(_request({"prompt": "a", "max_tokens": 60, "stream": True, "seed": 1}, version="1.0"))
         assert not any(line.startswith("transfer-encoding") for line in _head(file))
+        num_taken = service.backend.num_taken
         assert _text_of(file.read()) == whole["choices"][0]["text"]
+        assert service.backend.num_taken == num_taken, "where pieces have no lengths there is no short way"
 
 
 def _request(fields: dict[str, object], *, version: str = "1.1") -> bytes:

@@ -91,3 +91,48 @@ def test_an_answer_that_is_whole_is_not_expected_any_more() -> None:
     mailbox.put(output(1, 66, finish="stop"))
     assert not mailbox.is_expecting
     assert not mailbox.is_finished, "nobody has read it"
+
+
+def test_a_taker_has_what_comes_while_the_reader_waits_but_never_the_end() -> None:
+    async def read() -> None:
+        mailbox, taken = Mailbox(1, no_overflow), list[Output]()
+
+        def take(offered: Output) -> bool:
+            taken.append(offered)
+            return offered.token_ids != (67,)
+
+        mailbox.taker = take
+        mailbox.put(output(0, 65))  # nobody waits: what comes later must not overtake it
+        assert await mailbox.take() == output(0, 65)
+        assert not taken
+        reader = asyncio.create_task(mailbox.take())
+        await asyncio.sleep(0)
+        mailbox.put(output(0, 66))
+        mailbox.put(output(0, 67))  # refused, so the reader is woken
+        mailbox.put(output(0, 68))  # and has not gone on yet
+        assert await reader == output(0, 67, 68)
+        assert taken == [output(0, 66), output(0, 67)]
+        reader = asyncio.create_task(mailbox.take())
+        await asyncio.sleep(0)
+        mailbox.put(output(0, 69, finish="stop"))
+        assert await reader == output(0, 69, finish="stop")
+        assert mailbox.is_finished
+        assert len(taken) == 2
+
+    asyncio.run(read())
+
+
+def test_a_taker_that_fails_fails_its_reader_alone() -> None:
+    async def read() -> None:
+        def take(offered: Output) -> bool:
+            raise ZeroDivisionError
+
+        mailbox = Mailbox(1, no_overflow)
+        mailbox.taker = take
+        reader = asyncio.create_task(mailbox.take())
+        await asyncio.sleep(0)
+        mailbox.put(output(0, 65))
+        with pytest.raises(ZeroDivisionError):
+            await reader
+
+    asyncio.run(read())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -67,6 +67,10 @@ class EngineCheck:
     problem: str = ""
 
 
+Taker = Callable[[Output], bool]
+"""Takes an output where it arrives, or says False and has done nothing. It is no task and cannot wait."""
+
+
 class Backend(Protocol):
     """Answers requests."""
 
@@ -97,6 +101,13 @@ class Backend(Protocol):
 
         Closing the iterator aborts the request. `InvalidRequest` and `CapacityError` say that it can never be served,
         `EngineLost` that the engine died while it was computed.
+        """
+
+    def offer(self, request_id: str, taker: Taker) -> None:
+        """Offer the next outputs of a request that runs to a taker while its iterator waits for them.
+
+        What the taker takes is not yielded; the last output of a choice is yielded always. It is a shorter way and no
+        other one: a backend may offer what it likes, or nothing.
         """
 
     def switch(self, switches: Switches) -> None:

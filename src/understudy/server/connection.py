@@ -32,7 +32,7 @@ def piece_writer(scope: Scope) -> WritePiece:
     """How a piece of an answer without length is written at once, once its head was sent.
 
     It says False, and has written nothing, where the piece must be sent as any other: there is no such connection, its
-    peer is gone or slow, or pieces have no lengths (HTTP/1.0).
+    peer is gone or slow, or pieces have no lengths (HTTP/1.0). An empty piece only asks.
     """
     write: WritePiece = scope.get("state", {}).get("write_piece", lambda piece: False)
     return write
@@ -51,11 +51,11 @@ class Connection(H11Protocol):
         await self.config.loaded_app(scope, receive, send)
 
     def _write_piece(self, piece: bytes) -> bool:
-        assert piece, "an empty piece would be the end"
         # h11 sends the head and the end of such an answer, and keeps no account of what lies between
         if self.flow.write_paused or self.cycle.disconnected:
             return False
-        self.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+        if piece:  # an empty one would be the end
+            self.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
         return True
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
+from understudy.core.backend import Taker
 from understudy.core.request import Output
 from understudy.errors import SlowReader
 
@@ -28,10 +29,14 @@ class Mailbox:
         self._error: Exception | None = None
         self._on_overflow = on_overflow
         self._reader: asyncio.Future[None] | None = None
+        self.taker: Taker | None = None
+        """Has what comes while the reader waits, if it takes it, but never the last of a choice."""
 
     def put(self, output: Output) -> None:
         """Take what a choice said in a step. After an error nothing more is taken: the error is the last word."""
         if self._error is not None:
+            return
+        if self._is_taken(output):
             return
         self._num_unended -= output.finish_reason is not None
         before = self._outputs.get(output.choice)
@@ -70,6 +75,16 @@ class Mailbox:
         if output.finish_reason is not None:
             self._num_running -= 1
         return output
+
+    def _is_taken(self, output: Output) -> bool:
+        """Offer an output to the taker. Only while the reader waits for more has it passed on all that came before."""
+        if self.taker is None or output.finish_reason is not None or self._reader is None or self._reader.done():
+            return False
+        try:
+            return self.taker(output)
+        except Exception as error:  # the reader's, who raises it; others that the engine speaks to must not suffer
+            self.fail(error)
+            return True
 
     def _wake(self) -> None:
         if self._reader is not None and not self._reader.done():

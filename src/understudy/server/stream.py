@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from understudy.server.connection import piece_writer
+from understudy.server.connection import WritePiece, piece_writer
 from understudy.server.errors import problem_of
 
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -44,11 +44,12 @@ class EventStream(Response):
     """Server-sent events. The status is sent with the first event, so that a refusal still has a status of its own.
 
     When nothing comes for `keep_alive_s`, the status and a comment are sent: from then on an error is an event.
+    `events` is given a way to write some of them itself.
     """
 
     def __init__(
         self,
-        events: AsyncGenerator[bytes, None],
+        events: Callable[[WritePiece], AsyncGenerator[bytes, None]],
         *,
         request_id: str,
         keep_alive_s: float,
@@ -57,7 +58,7 @@ class EventStream(Response):
         self.status_code = 200
         self.background = None
         self.init_headers({"content-type": "text/event-stream", "cache-control": "no-cache", **(headers or {})})
-        self._events = events
+        self._events = events(self._write_now)
         self._request_id = request_id
         self._keep_alive_s = keep_alive_s
         self._is_started = False
@@ -90,6 +91,13 @@ class EventStream(Response):
         async with contextlib.aclosing(self._events) as events:
             async for event in events:
                 await self._send(send, event)
+
+    def _write_now(self, data: bytes) -> bool:
+        """Write events from outside of the pump, which must be waiting for them; False if that cannot be now."""
+        if not self._is_started or not self._write_piece(data):
+            return False
+        self._last_s = self._loop.time()
+        return True
 
     async def _send(self, send: Send, data: bytes, *, more: bool = True) -> None:
         if not self._is_started:

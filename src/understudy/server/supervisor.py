@@ -23,7 +23,7 @@ from typing import Any, TypeVar, get_args
 from msgspec import Raw
 
 from understudy.config import EngineConfig
-from understudy.core.backend import BackendState, EngineCheck, EngineLoad, ModelInfo
+from understudy.core.backend import BackendState, EngineCheck, EngineLoad, ModelInfo, Taker
 from understudy.core.control import ControlView, Learned
 from understudy.core.events import Ended, Event, EventSink, Fallback, Preempted
 from understudy.core.request import Output, Request
@@ -158,6 +158,11 @@ class EngineProcess(asyncio.Protocol):
             del self._mail[request_id]
             if not mailbox.is_finished:
                 self._send(Abort(request_id))
+
+    def offer(self, request_id: str, taker: Taker) -> None:
+        """Offer the next outputs of a request to a taker while its iterator waits for them."""
+        if request_id in self._mail:
+            self._mail[request_id].taker = taker
 
     def switch(self, switches: Switches) -> None:
         """Switch speculation, now and after every restart."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import secrets
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
@@ -21,6 +22,7 @@ from starlette.responses import Response
 from understudy.core.request import Output
 from understudy.errors import EngineLost
 from understudy.server.config import ServerConfig
+from understudy.server.connection import WritePiece
 from understudy.server.exchange import Exchange
 from understudy.server.openai.order import Order
 from understudy.server.openai.reading import by_size
@@ -61,8 +63,8 @@ class Shape(Protocol):
 async def respond(service: Service, order: Order, shape: Shape, http: HttpRequest) -> Response:
     """Answer a request."""
     if order.is_stream:
-        events = _events(service, order, shape)
         keep_alive_s = service.config.keep_alive_s
+        events = functools.partial(_events, service, order, shape)
         return EventStream(events, request_id=order.request_id, keep_alive_s=keep_alive_s, headers=order.headers)
     try:
         body = await while_connected(http.receive, _whole(service, order, shape))
@@ -91,7 +93,7 @@ async def _whole(service: Service, order: Order, shape: Shape) -> bytes:
     return await by_size(_expected_bytes(order, exchanges), written)
 
 
-async def _events(service: Service, order: Order, shape: Shape) -> AsyncGenerator[bytes, None]:
+async def _events(service: Service, order: Order, shape: Shape, write_now: WritePiece) -> AsyncGenerator[bytes, None]:
     frame = Frame(order, shape)
     exchanges = _exchanges(order)
     num_running = len(exchanges) * order.num_choices
@@ -100,8 +102,20 @@ async def _events(service: Service, order: Order, shape: Shape) -> AsyncGenerato
         frame.event(choice, more={**so_far, **(shape.extra() if not n else {})})
         for n, choice in enumerate(shape.openings())
     ]
+
+    def take(output: Output) -> bool:
+        """Write words where they arrive: waking the task that waits for them is a fifth of what an event costs."""
+        if not write_now(b""):
+            return False
+        exchanges[0].saw(output)  # as the service does with those that it yields
+        if pieces := shape.chunks(output.choice, output):
+            write_now(b"".join([frame.event(piece) for piece in pieces]))
+        return True
+
     async with contextlib.aclosing(_outputs(service, exchanges, order.num_choices)) as outputs:
         async for output in outputs:
+            if len(exchanges) == 1 and not order.has_running_usage:
+                service.backend.offer(exchanges[0].request.request_id, take)
             num_running -= output.finish_reason is not None
             pieces = shape.chunks(output.choice, _sound(output))
             if order.has_running_usage:
