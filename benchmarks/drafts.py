@@ -1,7 +1,8 @@
 """How good trained drafts are on prompts from files: what `understudy train` measures (train/evaluate.py) on its own.
 
     python benchmarks/drafts.py --prompts FILE ... [--drafts block] [--classes qa,rag] [--num-prompts 10]
-        [--temperatures 0,1] [--shapes chain,tree,uncoupled] [--max-tokens 128] [--depth 7] [--rows 24] [--json OUT]
+        [--temperatures 0,1] [--shapes chain,tree,uncoupled] [--max-tokens 128] [--depth 7] [--rows 24]
+        [--beside suffix] [--json OUT]
 
 Prompts come from files that `understudy train` would take. The eight kinds of question of MT-bench count as one class,
 `conversation`. A draft is a folder, or the kind of one that comes with the package. A model is measured as a chain.
@@ -57,12 +58,15 @@ def main() -> int:
     prompts = prompts_by_class(llm, options.prompts, classes, options.num_prompts)
     evaluation = Evaluation(target, prompts, max_tokens=options.max_tokens)
     temperatures = [float(part) for part in options.temperatures.split(",")]
+    beside = tuple(name for name in options.beside.split(",") if name)
     arms: list[dict[str, Any]] = []
     for draft in options.drafts.split(","):
         drafted = with_draft(target, draft)
         shapes = ["chain"] if drafted.draft_kind == MODEL else options.shapes.split(",")
         for shape, temperature in itertools.product(shapes, temperatures):
-            arm = Arm(shape=shape, temperature=temperature, max_depth=options.depth, max_rows=options.rows)
+            arm = Arm(
+                shape=shape, temperature=temperature, max_depth=options.depth, max_rows=options.rows, beside=beside
+            )
             arms.append({"draft": draft, **describe(arm, evaluation.measure(drafted, arm))})
             show_arm(arms[-1], console, name=f"{draft}, ")
             if options.json:
@@ -82,6 +86,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--depth", type=int, default=7)
     parser.add_argument("--rows", type=int, default=24)
+    parser.add_argument("--beside", default="", help="drafters whose branches are merged in")
     parser.add_argument("--device", default="cpu", choices=DEVICE_CHOICES)
     parser.add_argument("--weights", default=None)
     parser.add_argument("--json", default="")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from tests.grown_trees import Path, grow_by_levels
 from tests.tiny_heads import greedy_chains, stirred, tiny_decoder, tiny_guesser, trained_head
 from tests.tiny_models import tiny_config, tiny_tensors
 
@@ -21,7 +22,7 @@ from understudy.drafters.base import Budget, Context
 from understudy.drafters.packed import FEW_ROWS, output_rows
 from understudy.drafters.seen import SeeingDrafter
 from understudy.drafters.trained import _choose_threads, make_trained_drafter
-from understudy.drafters.tree import Guesses, Path, Shape, children, grow_by_levels
+from understudy.drafters.tree import Guesses, Shape, children
 from understudy.kernels.cpu import CpuKernels
 from understudy.models.config import ModelConfig
 from understudy.models.decoder import Decoder

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tests.grown_trees import Path, by_depth, grow, grow_by_levels
 
 from understudy.core.draft import EMPTY, Draft, is_tree, is_well_typed
 from understudy.core.request import SamplingParams
 from understudy.drafters.base import Budget, Context
-from understudy.drafters.tree import Guesses, Path, Shape, by_depth, children, grow, grow_by_levels
+from understudy.drafters.tree import Guesses, Shape, children
 from understudy.sampling.noise import NoiseKey
 from understudy.sampling.processors import Sampler
 

@@ -4,19 +4,17 @@
     children    at temperature 0 the likeliest; above it the best of log q / temperature + the target's own noise at
                 that position, since the target will say the best of log p / temperature + the same noise
     survival    how likely it is that the target's words lead to a node: confidences multiplied along its path
-    growth      best first: of all nodes that could be added the one likeliest to survive, until the rows are spent
+    growth      depth by depth, the best nodes of each expanded together; of all nodes those are kept that most likely
+                survive, until the rows are spent
 
-A node is expanded when it was added and may have children, so no place is guessed at that no row leads to. Where one
-pass guesses for many places at once, `grow_by_levels` expands the best nodes of each depth together.
+No place is guessed at that no row leads to.
 
 Without the shared noise (`is_coupled=False`) children are the likeliest at any temperature: for comparison.
 """
 
 from __future__ import annotations
 
-import heapq
-import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -53,67 +51,11 @@ class Shape:
     """Whether children are chosen with the target's noise."""
 
 
-Path = tuple[int, ...]
-"""The drafted tokens that lead to a place, from the first one on; the root's is empty."""
-Expand = Callable[[Path], Guesses | None]
-"""The guesses after a path; None where there is nothing to say."""
-
-
 class Child(NamedTuple):
     """A token that may follow, and how likely the target is to say it."""
 
     token: int
     confidence: float
-
-
-def by_depth(guesses: Sequence[Guesses]) -> Expand:
-    """Guesses that depend on the depth alone: those at depth d + 1 follow every node of depth d."""
-    return lambda path: guesses[len(path)] if len(path) < len(guesses) else None
-
-
-def grow(expand: Expand, context: Context, budget: Budget, *, shape: Shape, source: str) -> Draft:
-    """The tree of the nodes that most likely survive, best first, within the budget."""
-    tree = _Growing(source)
-    waiting: list[tuple[float, int, int, Child, Path]] = []  # -survival, order of arrival, parent, child, path
-    arrivals = itertools.count()
-
-    def push(node: int, path: Path, survival: float) -> None:
-        if len(path) >= budget.max_depth:
-            return
-        for child in children(expand(path), context, position=len(context.tokens) + len(path), shape=shape):
-            entry = -survival * child.confidence, next(arrivals), node, child, (*path, child.token)
-            heapq.heappush(waiting, entry)
-
-    if budget.max_rows > 0:
-        push(ROOT, (), 1.0)
-    while waiting:
-        survival, _, parent, child, path = heapq.heappop(waiting)
-        node = tree.add(parent, child)
-        if len(tree.tokens) >= budget.max_rows:
-            break
-        push(node, path, -survival)
-    return tree.draft()
-
-
-def grow_by_levels(
-    expand: Callable[[list[Path]], Sequence[Guesses | None]],
-    context: Context,
-    budget: Budget,
-    *,
-    shape: Shape,
-    width: int,
-    source: str,
-) -> Draft:
-    """As `grow`, with one call of `expand` for each depth, over the `width` best nodes of the depth before.
-
-    All their children are candidates; those that most likely survive are kept.
-    """
-    growing = Growth(context, budget, shape=shape, width=width, source=source)
-    while growing.level:
-        found = expand([growing.path(node) for node in growing.level])
-        position = growing.position
-        growing.add([children(guesses, context, position=position, shape=shape) for guesses in found])
-    return growing.draft()
 
 
 class Growth:
@@ -143,10 +85,6 @@ class Growth:
     def parent(self, node: int) -> int:
         """The node above."""
         return self._tree.parents[node]
-
-    def path(self, node: int) -> Path:
-        """The tokens from the first drafted one down to a node."""
-        return tuple(self._tree.tokens[place] for place in self._line(node))
 
     def best_chain(self) -> Draft:
         """The path to the best node of the level, as a draft of its own."""

@@ -51,6 +51,8 @@ class Arm:
     temperature: float
     max_depth: int
     max_rows: int = NUM_ROWS
+    beside: tuple[str, ...] = ()
+    """Drafters whose branches are merged into the draft's, as in serving."""
 
 
 @dataclass(slots=True)
@@ -147,7 +149,8 @@ class Evaluation:
             self._plain[arm.temperature] = self._answers(llm, arm.temperature, Speculation(enabled=False))
         llm = LLM(target=self._target, config=self._config, emit=self._emit)
         drafter = self._drafter(drafted, SHAPES[arm.shape])
-        llm.engine = build_engine(self._target, self._config, drafters=[drafter], emit=self._emit)
+        beside = [make_drafter(name, drafted, num_blocks=self._num_blocks) for name in arm.beside]
+        llm.engine = build_engine(self._target, self._config, drafters=[drafter, *beside], emit=self._emit)
         forced = Speculation(forced=True, max_depth=arm.max_depth, max_rows=arm.max_rows)
         tallies: dict[str, Tally] = {}
         said = self._answers(llm, arm.temperature, forced)
@@ -198,7 +201,7 @@ def describe(arm: Arm, tallies: Mapping[str, Tally]) -> dict[str, Any]:
     """Every class, and the mean over classes of tokens per cycle."""
     rates = [tally.tokens_per_cycle for tally in tallies.values()]
     return {
-        "shape": arm.shape,
+        "shape": "+".join((arm.shape, *arm.beside)),
         "temperature": arm.temperature,
         "mean_tokens_per_cycle": sum(rates) / len(rates) if rates else None,
         "classes": {name: tally.describe() for name, tally in sorted(tallies.items())},

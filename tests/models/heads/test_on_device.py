@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -36,7 +37,9 @@ from understudy.train.run import new_head
 
 NUM_TOKENS = 5
 FAR = 40 * PRECISION
-"""How much lower, in fp32, the score of a guess may be than the best: weights and states are rounded here."""
+"""How far chances may be apart: weights and states are rounded here."""
+MOST_EXACT = 0.7
+"""The share of guesses at least that no rounding has changed."""
 
 
 @dataclass
@@ -78,23 +81,27 @@ class Rig:
         )
 
     @torch.no_grad()
-    def scores(self, features: Tensor, tokens: Sequence[int], words: Sequence[int]) -> tuple[Tensor, float]:
+    def scores(
+        self, features: Tensor, tokens: Sequence[int], words: Sequence[int], dtype: torch.dtype = torch.float32
+    ) -> tuple[Tensor, float]:
         """What the network says behind the words: logits [draft ids], and how sure it is."""
         count = len(features)
-        output = self.output[self.vocabulary.ids].T
-        if isinstance(self.head, BlockHead):
-            context = self.head.context(features[None])
+        head = self.head if dtype == torch.float32 else deepcopy(self.head).to(dtype)
+        features, embedding = features.to(dtype), self.embedding.to(dtype)
+        output = self.output[self.vocabulary.ids].T.to(dtype)
+        if isinstance(head, BlockHead):
+            context = head.context(features[None])
             anchor = torch.tensor([[count - 1]])
-            rows = self.head(context, anchor, self.embedding[torch.tensor([[tokens[count]]])])[0, 0]
+            rows = head(context, anchor, embedding[torch.tensor([[tokens[count]]])])[0, 0]
             row = rows[len(words)]
             place = self.vocabulary.places[torch.tensor([tokens[count], *words])][-1]
-            return row @ output + self.head.bias(place), float(self.head.confidence(row, place).sigmoid())
-        embeddings = self.embedding[torch.tensor([tokens[1 : count + 1]])]
-        states, past = self.head.read(self.head.fusion(features[None]), embeddings, torch.arange(count))
+            return (row @ output + head.bias(place)).float(), float(head.confidence(row, place).sigmoid())
+        embeddings = embedding[torch.tensor([tokens[1 : count + 1]])]
+        states, past = head.read(head.fusion(features[None]), embeddings, torch.arange(count))
         for step, word in enumerate(words):
-            embedded = self.embedding[torch.tensor([[word]])]
-            states, past = self.head.read(states[:, -1:], embedded, torch.tensor([count + step]), past)
-        logits = self.head.output_norm(states[0, -1]) @ output
+            embedded = embedding[torch.tensor([[word]])]
+            states, past = head.read(states[:, -1:], embedded, torch.tensor([count + step]), past)
+        logits = (head.output_norm(states[0, -1]) @ output).float()
         return logits, float(logits.softmax(dim=-1).amax())
 
 
@@ -158,14 +165,21 @@ def test_guesses_are_the_network_s(rig: Rig, pieces: Sequence[int]) -> None:
         done = upto
     for _ in range(3 if ON_GPU else 2):  # as it is, with its last row read again, and that replayed
         guesses = launched.guesses(0)
+        num_exact = 0
         for place, (word, sureness, rival) in enumerate(guesses):
             assert {word, rival} <= set(rig.vocabulary.ids.tolist())
-            line, sure = rig.scores(features, TOKENS, path_to(place, rig.passes.tree, guesses))
+            path = path_to(place, rig.passes.tree, guesses)
+            line, sure = rig.scores(features, TOKENS, path)
+            # rounded as it is here, the network itself is off by so much: scores can change places within twice that
+            far = 2.0 * float((rig.scores(features, TOKENS, path, DTYPE)[0] - line).abs().max())
             first, second = line.topk(2).values.tolist()
-            assert float(line[rig.vocabulary.places[word]]) > first - FAR
-            assert float(line[rig.vocabulary.places[rival]]) > second - FAR
+            said = [float(line[rig.vocabulary.places[one]]) for one in (word, rival)]
+            assert said[0] > first - far
+            assert said[1] > second - far
             assert word != rival
             assert abs(sureness - sure) < FAR
+            num_exact += said == [first, second]
+        assert num_exact >= MOST_EXACT * len(guesses)
         again = rig.work(TOKENS, count - 1, count, guesses=True)
         launched = rig.passes.launch([again], [features[count - 1 :].to(DEVICE)])
 
