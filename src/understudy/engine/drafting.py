@@ -186,6 +186,7 @@ class Drafting:
         )
         proposals = [Proposal(tuple(answers.drafts[i]), bought[i], scouts[i]) for i in range(len(sequences))]
         ended = max(self._clock(), answers.ready_s)
+        asked_s = answers.with_choosing(ended - started - reading_s)
         self._time = DraftingTime(ended - started, asked_s, answers.ready_s, answers.passes_s, tuple(answers.readings))
         return proposals, f"{decision.reason}{refusal}"
 

@@ -29,7 +29,7 @@ from understudy.drafters.base import Budget, Drafter, PricedDrafter
 from understudy.engine.sequence import Sequence
 
 _PLAN_CYCLES = 3
-_OVERHEAD_WEIGHT = 0.1
+_OVERHEAD_WEIGHT = 0.25
 _MOST_SURPRISE = 0.25
 """Share of a plain step by which a single step may take more beside the drafter's passes than was believed."""
 _FEW_UNREAD = MOST_DEPTH + 1
