@@ -346,7 +346,7 @@ def halves_the_debt(patch: Patch) -> None:
     patch.setattr(
         WindowLedger,
         "add",
-        lambda self, *, plain_s, debt_s, step_s: add(self, plain_s=plain_s, debt_s=debt_s / 2, step_s=step_s),
+        lambda self, **numbers: add(self, **{**numbers, "debt_s": numbers["debt_s"] / 2}),
     )
 
 

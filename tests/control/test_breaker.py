@@ -78,6 +78,9 @@ def test_look_that_takes_long_is_rare() -> None:
 def test_probe_that_gains_brings_it_back() -> None:
     breaker = Breaker("chat", "ngram")
     breaker.trip("by hand")
+    assert not breaker.observe(cycle(right=4)), "what was under way when it went off is no look"
+    assert breaker.state == "off"
+    steps_until_asked(breaker)
     assert breaker.observe(cycle(right=4))
     assert breaker.state == "probing"
     assert until_it_changes(breaker, cycle(right=4)) == 7
@@ -90,6 +93,7 @@ def test_probes_that_lose_double_the_rest() -> None:
     breaker.trip("by hand")
     rests = []
     for _ in range(9):
+        steps_until_asked(breaker)
         breaker.observe(cycle(right=0))
         until_it_changes(breaker, cycle(right=0))
         rests.append(breaker.rest_steps)

@@ -99,6 +99,13 @@ def test_who_owes_too_much_is_not_asked_and_not_given_rows() -> None:
     assert controller.refused({"chat": 2}, BASE, Load(3, 0, 0), {}) == set()
 
 
+def test_who_owes_too_much_rests_without_being_asked_whether() -> None:
+    scene = Scene()
+    assert not scene.controller.begin([1])
+    scene.step(rows=4, forward_s=3.0)
+    assert scene.controller.begin([1]) == "more is owed than the ledger allows"
+
+
 def test_nobody_is_asked_for_rows_that_there_is_no_room_for() -> None:
     scene = Scene()
     scene.step(rows=4, forward_s=1.9)
@@ -118,7 +125,7 @@ def test_one_class_owes_and_another_does_not() -> None:
 def test_classes_beyond_those_with_a_ledger_of_their_own_share_one() -> None:
     scene = Scene()
     for number in range(60):
-        scene.step(right=4, name=f"class-{number}")
+        scene.step(rows=0, name=f"class-{number}")  # nothing was tried yet
     assert len(scene.controller.explain().classes) <= 33
     names = {f"new-{number}": 1 for number in range(4)}
     scene.controller.refused(names, Load(4, 0, 0), Load(8, 0, 0), dict.fromkeys(names, 3.0))

@@ -48,15 +48,15 @@ def test_long_paths_are_refused_and_go_on() -> None:
 
 def test_window_by_hand() -> None:
     ledger = WindowLedger()
-    ledger.add(plain_s=1.0, debt_s=0.0, step_s=1.0)
+    ledger.add(plain_s=1.0, debt_s=0.0, step_s=1.0, is_drafted=False)
     assert ledger.allowance_s == pytest.approx(ALLOWED + 1.0)
     assert ledger.permits(3.0), "the first that is tried is the one cycle of the window"
-    ledger.add(plain_s=1.0, debt_s=3.0, step_s=1.0)
+    ledger.add(plain_s=1.0, debt_s=3.0, step_s=1.0, is_drafted=True)
     assert not ledger.permits(0.1)
     assert not ledger.is_over
-    ledger.add(plain_s=1.0, debt_s=0.2, step_s=1.0)
+    ledger.add(plain_s=1.0, debt_s=0.2, step_s=1.0, is_drafted=True)
     assert ledger.is_over
-    ledger.add(plain_s=1.0, debt_s=-3.0, step_s=1.0)
+    ledger.add(plain_s=1.0, debt_s=-3.0, step_s=1.0, is_drafted=True)
     assert ledger.permits(2.5)
     assert ledger.num_refused == 1
 
@@ -64,7 +64,7 @@ def test_window_by_hand() -> None:
 def test_window_forgets_debt_and_most_of_its_credit() -> None:
     for debt_s, kept_s in ((5.0, 0.0), (-0.5, -0.5), (-50.0, -ALLOWED * WINDOW_S)):
         ledger = WindowLedger()
-        ledger.add(plain_s=WINDOW_S, debt_s=debt_s, step_s=0.1)
+        ledger.add(plain_s=WINDOW_S, debt_s=debt_s, step_s=0.1, is_drafted=True)
         assert (ledger.plain_s, ledger.debt_s, ledger.cycle_s) == (0.0, pytest.approx(kept_s), 0.0)
 
 

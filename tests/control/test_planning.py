@@ -71,6 +71,16 @@ def test_poor_guesses_and_dear_drafts_are_not_asked_for() -> None:
     assert make_plan([]) == Plan()
 
 
+def test_what_comes_with_asking_is_weighed_too() -> None:
+    base = Load(1, 100, 0)
+    one, known = prospect(0.8), {"target": TARGET, "drafter": DRAFT, "num_emitting": 1}
+    cheap, dear = plan([one], base, **known), plan([one], base, **known, overhead_s=0.01)
+    assert dear.drafting_s == pytest.approx(dear.depth * DRAFT.step_s(Load(1, 100, 100)) + 0.01)
+    assert dear.depth >= cheap.depth, "it is the same however deep the draft"
+    assert dear.tokens_per_s < cheap.tokens_per_s
+    assert plan([one], base, **known, overhead_s=0.2) == Plan()
+
+
 def test_a_further_token_must_keep_up_with_the_expected_speed() -> None:
     chosen = make_plan([prospect(0.8)])
     pass_s = DRAFT.step_s(Load(1, 100, 100))
@@ -182,6 +192,16 @@ def test_asking_that_does_not_pay_is_done_every_eighth_time() -> None:
             worth.observe("8 sequences", saved=0.01, spent=0.04)
     assert 100 <= asked <= 110
     assert worth.asks("another kind")
+
+
+def test_asking_that_loses_much_is_done_less_often() -> None:
+    worth = Worth()
+    lost = 0.0
+    for _ in range(3200):
+        if worth.asks("32 sequences"):
+            lost += 0.1
+            worth.observe("32 sequences", saved=0.0, spent=0.1)
+    assert lost / 3200 < 0.006
 
 
 def test_kinds_that_nobody_learned_of_are_not_kept() -> None:

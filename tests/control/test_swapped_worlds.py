@@ -67,12 +67,14 @@ def test_reading_of_a_text_that_is_aborted_is_owed_all_the_same() -> None:
 
 
 def test_passes_that_take_longer_are_no_reading() -> None:
-    """A draft model that has become slow is seen by its breaker at once, and not spread over the words to come."""
+    """A draft model that has become slow is seen at once, and not spread over the words to come."""
     known = Class("code", lambda cycle: 0.8, num_words=2000)
     run = Run(World((known,), num_texts=1, draft_cost=0.05, slow_draft=suddenly(1.0, 40.0, at=200)))
+    num_slow = 0
     for step in run.steps():
+        num_slow += step.drafting_s > World.plain_s
         if step.cycle == 200:
             assert step.unpaid_s == 0.0
             assert step.asked_s["code"] == pytest.approx(step.drafting_s)
             assert step.drafting_s > World.plain_s
-    assert run.controller.explain().breakers[0].state == "off"
+    assert num_slow <= 16, "and hardly ever asked again"

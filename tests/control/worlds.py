@@ -96,6 +96,8 @@ class World:
     """What reading one word takes it, as a share of a plain step."""
     slow_draft: Factor = field(default_factory=lambda: always(1.0))
     """How many times as long as it says the draft model's passes take."""
+    first_s: float = 0.0
+    """How much longer the first pass of a size takes, where passes are captured; such steps are not written down."""
     believed: Callable[[int], float] = lambda rows: 1.0
     """By which the cost model that the controller is given is wrong, by rows."""
 
@@ -144,7 +146,20 @@ class Guessing:
         self._clock = clock
         self._rng = random.Random(world.seed)
         self._luck: dict[int, list[float]] = {}
+        self._sizes: set[tuple[str, int]] = set()
         self.cycle = 0
+
+    @property
+    def num_firsts(self) -> int:
+        """Passes that were the first of their size."""
+        return len(self._sizes)
+
+    def first_s(self, whose: str, rows: int) -> float:
+        """How much longer a pass takes if it is the first of its size."""
+        size = whose, rows.bit_length()
+        is_first = self._world.first_s > 0.0 and size not in self._sizes
+        self._sizes |= {size} if is_first else set()
+        return self._world.first_s if is_first else 0.0
 
     def start(self, context: Context) -> None:
         """Foresee which of the text's words are easy."""
@@ -208,8 +223,10 @@ class Priced(Guessing):
 
     def _pass(self, rows: int) -> None:
         seconds = (self._pass_s + (rows - 1) * self._row_s) * self._world.slow_draft(self.cycle)
-        self._clock.now += seconds
-        self.cost.observe(Load(rows, 0, 0), seconds)  # as a draft model does
+        first_s = self.first_s("draft", rows)
+        self._clock.now += seconds + first_s
+        if not first_s:
+            self.cost.observe(Load(rows, 0, 0), seconds)  # as a draft model does
 
     def goes_on(self, budget: Budget, tokens: list[int], stated: list[float]) -> bool:
         """Ask before each further pass."""
@@ -337,7 +354,7 @@ class Run:
         self.drafter.cycle = cycle
         base = Load.of((1, 0) for _ in texts)
         ready = [] if any(not text.num_generated for text in texts) else texts
-        started = self.clock()
+        started, num_firsts = self.clock(), self.drafter.num_firsts
         found, reason = self.drafting.propose(ready, base, max_rows=MAX_ROWS, num_emitting=len(texts))
         drafting_s = self.clock() - started
         proposals = found if ready else [Proposal()] * len(texts)
@@ -345,13 +362,15 @@ class Run:
         num_rows = sum(rows.values())
         load = Load(base.rows + num_rows, base.keys, base.reads)
         forward_s = world.pass_s(load.rows, num_rows, cycle) * self._disturbance()
+        forward_s += self.drafter.first_s("target", load.rows)
         self.clock.now += forward_s
         believed_s, predicted_s = self.cost.step_s(base), self.cost.step_s(load, base)
         worst_s = self.controller._worst.of(num_rows, predicted_s)
         ledgers = {ENGINE: self.controller._engine, **self.controller._classes}
         cycles_s = {name: known.ledger.cycle_s for name, known in ledgers.items()}
         words: dict[int, int] = {}
-        unpaid_s = 0.0
+        time = self.drafting.take_time()
+        unpaid_s = sum(reading.seconds for reading in time.readings)
         for text, proposal in zip(texts, proposals, strict=True):
             said, path = speak(text, proposal.bought)
             words[text.sequence_id] = len(said)
@@ -361,8 +380,11 @@ class Run:
                 self.ended[text.sequence_id] = cycle
                 self.drafting.stop(text)
             text.ledger.add(plain_step_s=believed_s, step_s=predicted_s + drafting_s, num_words=len(said))
-        self.drafting.settle(texts, base=base, load=load, forward_s=forward_s, drafting=self.drafting.take_time())
-        self.cost.observe(load, forward_s, base)
+        if self.drafter.num_firsts == num_firsts:
+            self.drafting.settle(texts, base=base, load=load, forward_s=forward_s, drafting=time)
+            self.cost.observe(load, forward_s, base)
+        else:
+            self.drafting.forget_step()
         self.cycle += 1
         step = Step(
             cycle=cycle,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.drawing_device import DRAFT, TARGET, Device, on_device
+from tests.engine.drawing_device import DRAFT, TARGET, Device, Passes, on_device
 from tests.engine.engines import FixedCost, free_rows, steps
 from understudy.assembly import Target, build_engine, make_drafter
 from understudy.config import EngineConfig
@@ -227,14 +227,52 @@ def test_what_was_begun_in_vain_is_reading(make: Maker) -> None:
         scene.engine.step()
     drafting = scene.engine._drafting
     (sequence,) = scene.engine._live["2"]
-    sequence.unpaid_s = 0.0
     drafting.early.begin([sequence], drafting.switches)
     time = drafting.early.settle(DraftingTime())
     assert time.ready_s == scene.drafter.ready_s
-    assert sequence.unpaid_s == pytest.approx(1e3, rel=0.01)
+    (reading,) = time.readings
+    assert list(reading.sequences) == [sequence]
+    assert reading.seconds == pytest.approx(1e3, rel=0.01)
     num_begun = len(scene.begun)
     drafting.early.begin([sequence], drafting.switches)
     assert len(scene.begun) == num_begun
+
+
+def test_what_is_read_for_a_proof_is_owed_by_nobody(make: Maker) -> None:
+    scene = make(draft_cost=FixedCost({1: 1e-9, 64: 1e-9}))  # so that all that it takes is reading
+    scene.words([0, 1, 2])
+    scene.words([3], speculation=Speculation(max_depth=0))
+    assert all(known.debt_s == 0.0 for known in scene.engine.explain().classes)
+
+
+def test_what_is_read_in_a_step_that_does_not_count_is_owed_by_nobody(
+    make: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first pass of a size takes a hundred times as long: no later step is to pay for that."""
+    scene = make(draft_cost=FixedCost({1: 1e-9, 64: 1e-9}))
+    with monkeypatch.context() as patch:
+        patch.setattr(Passes, "num_firsts", property(lambda passes: len(scene.device.launches)))
+        scene.words([2, 3], speculation=Speculation())
+        assert scene.asked, "it was read"
+    scene.words([0], speculation=Speculation(max_depth=0))
+    assert all(known.debt_s == 0.0 for known in scene.engine.explain().classes)
+
+
+def test_what_the_device_waited_for_before_it_was_asked_is_told(make: Maker) -> None:
+    """Plainly the next pass begins before the last one has landed, so all since then is the time of drafting."""
+    scene = make()
+    drafting, told = scene.engine._drafting, []
+    propose = drafting.propose
+
+    def noted(*args: Any, idle_since_s: float | None, **settings: Any) -> Any:
+        told.append((idle_since_s, scene.engine._landed_s))
+        return propose(*args, idle_since_s=idle_since_s, **settings)
+
+    drafting.propose = noted  # type: ignore[method-assign]
+    scene.words([2])
+    assert told[0][0] is None, "nothing was under way"
+    assert all(since_s == landed_s for since_s, landed_s in told[1:])
+    assert len(told) > 3
 
 
 class Timed(CostModel):

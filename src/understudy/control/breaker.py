@@ -123,13 +123,17 @@ class Breaker:
     _num_probed: int = 0
     _num_waited: int = 0
     _look_every: int = _LOOK_EVERY
+    _is_looked_at: bool = False
+    """Whether it was asked since it went off: what it drafted before that may come in later."""
 
     def asks(self) -> bool:
         """Whether to ask in this step. One that is off is only looked at."""
         if self.state != "off":
             return True
         self._num_waited += 1
-        return self._num_waited > self.rest_steps and self._num_waited % self._look_every == 0
+        is_look = self._num_waited > self.rest_steps and self._num_waited % self._look_every == 0
+        self._is_looked_at = self._is_looked_at or is_look
+        return is_look
 
     def observe(self, tally: Tally) -> bool:
         """Count a step in which it was asked; True if its state has changed."""
@@ -137,7 +141,7 @@ class Breaker:
         if self.state == "on":
             return self._judge()
         if self.state == "off":
-            if not tally.num_rows:
+            if not tally.num_rows or not self._is_looked_at:
                 self._space_looks(tally)
                 return False
             self._enter("probing", "a look at it showed a draft that is expected to pay")
@@ -204,6 +208,7 @@ class Breaker:
     def _enter(self, state: BreakerState, reason: str) -> None:
         self.state, self.reason = state, reason
         self._num_waited = self._num_probed = 0
+        self._is_looked_at = False
         self._probe = _Recent()
         if state == "on":
             self._recent = _Recent()

@@ -81,6 +81,8 @@ class Controller:
         """Why everybody is plain in this step; empty if nobody need be."""
         if self.switchback.is_plain(texts):
             return "a plain window of the control group"
+        if self._engine.ledger.is_over:
+            return "more is owed than the ledger allows"
         return "a plain step, to know what one takes" if self._reference.is_due else ""
 
     def asks(self, workload_class: str, drafter: str) -> bool:
@@ -180,6 +182,7 @@ class Controller:
             if self._worst.observe(num_rows, predicted_s=predicted_s, seconds=forward_s):
                 self._note_overrun(num_rows, predicted_s, forward_s)
         debts, saved = dict.fromkeys(texts, 0.0), dict.fromkeys(texts, 0.0)
+        drafted = {name for (name, _), tally in tallies.items() if tally.num_rows + tally.num_scouts}
         for drafter, seconds in drafting_s.items():
             for name, asking_s in seconds.items():
                 debts[name] = debts.get(name, 0.0) + asking_s
@@ -195,8 +198,12 @@ class Controller:
             self._judge(name, drafter, tally)
         for name, count in texts.items():
             share_s = plain_s * count / num_texts + saved[name]
-            self._class(name).ledger.add(plain_s=share_s, debt_s=debts[name], step_s=plain_s)
-        self._engine.ledger.add(plain_s=plain_s + sum(saved.values()), debt_s=sum(debts.values()), step_s=plain_s)
+            self._class(name).ledger.add(
+                plain_s=share_s, debt_s=debts[name], step_s=plain_s, is_drafted=name in drafted
+            )
+        self._engine.ledger.add(
+            plain_s=plain_s + sum(saved.values()), debt_s=sum(debts.values()), step_s=plain_s, is_drafted=num_rows > 0
+        )
         self.switchback.observe(plain_s=plain_s + sum(saved.values()), spent_s=forward_s + spent_s)
 
     def _judge(self, name: str, drafter: str, tally: Tally) -> None:

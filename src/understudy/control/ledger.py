@@ -74,6 +74,7 @@ class WindowLedger:
     cycle_s: float = 0.0
     """The one cycle of this window that needs no allowance: a plain step, or the worst case of the first one tried."""
     is_tried: bool = False
+    """Whether a cycle with drafts was written down: one that was only weighed, or is not counted, was not tried."""
     num_refused: int = 0
 
     @property
@@ -89,14 +90,15 @@ class WindowLedger:
     def permits(self, excess_s: float) -> bool:
         """Whether a cycle that may take this much longer than a plain step is within the allowance."""
         if not self.is_tried:
-            self.is_tried, self.cycle_s = True, max(self.cycle_s, excess_s)
+            self.cycle_s = max(self.cycle_s, excess_s)
         if self.debt_s + excess_s <= self.allowance_s:
             return True
         self.num_refused += 1
         return False
 
-    def add(self, *, plain_s: float, debt_s: float, step_s: float) -> None:
+    def add(self, *, plain_s: float, debt_s: float, step_s: float, is_drafted: bool) -> None:
         """Write down a step (`step_s`: what a plain one takes); a window that is over is followed by a new one."""
+        self.is_tried = self.is_tried or is_drafted
         self.cycle_s = max(self.cycle_s, step_s) if not self.plain_s else self.cycle_s
         self.plain_s += plain_s
         self.debt_s += debt_s

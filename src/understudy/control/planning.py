@@ -30,7 +30,7 @@ MOST_READ_ROWS = 256
 _PROBING_SHARE = 0.01
 """Share of plain time that may be spent on drafters whose plan says no."""
 _LENGTH_WEIGHT = 0.2
-_MOST_SKIPPED = 7
+_LEAST_SKIPPED, _MOST_SKIPPED = 7, 31
 _MOST_KINDS = 256
 _NET_WEIGHT = 0.1
 _LEAST_LOSS = 0.005
@@ -65,7 +65,8 @@ class Plan:
     token_s: float = 0.0
     """What one more drafted token costs one sequence: its share of a pass, and its row in the target's."""
     drafting_s: float = 0.0
-    """What the drafter's own passes take in this cycle, and its reading, spread over the cycles that it serves."""
+    """What the drafter's own passes take in this cycle, what comes with them, and its reading, spread over the cycles
+    that it serves."""
     load: Load | None = None
     """The target's pass with all that would be drafted."""
 
@@ -82,10 +83,11 @@ def plan(
     drafter: CostModel,
     num_emitting: int,
     is_one_pass: bool = False,
+    overhead_s: float = 0.0,
 ) -> Plan:
     """Choose whom to ask and how far. `base` is the target's pass without drafts, in which `num_emitting` speak.
 
-    `is_one_pass`: the drafter makes one pass, however deep the draft.
+    `is_one_pass`: the drafter makes one pass, however deep the draft. `overhead_s`: what asking takes beside them.
     """
     free = sum(prospect.free_tokens for prospect in prospects)
     free_load = _with_rows(base, round(free), prospects)
@@ -112,7 +114,7 @@ def plan(
         for depth in range(1, most + 1):
             rows = Load(base.rows + count * depth, base.keys, base.reads + round(depth * keys))
             verify_s = target.drafted_s(rows, plain_s)
-            drafting_s = (1 if is_one_pass else depth) * pass_s + reading_s[depth - 1]
+            drafting_s = overhead_s + (1 if is_one_pass else depth) * pass_s + reading_s[depth - 1]
             speed = (num_emitting + free + added[depth - 1]) / (verify_s + drafting_s)
             if speed > best_speed:
                 row_s = (verify_s - plain_s) / (count * depth)
@@ -191,7 +193,7 @@ class Worth:
 
     A drafter that costs microseconds is not free where a step takes milliseconds and holds many sequences of which few
     gain. What a step was expected to save is held against the time spent on finding out; while that does not
-    pay, only every so manyth step asks.
+    pay, only every so manyth step asks: the fewer, the more that loses.
     """
 
     def __init__(self) -> None:
@@ -200,10 +202,11 @@ class Worth:
 
     def asks(self, kind: str) -> bool:
         """Whether to ask in a step of this kind."""
-        if self._net.get(kind, 0.0) >= -_LEAST_LOSS or self._num_skipped.get(kind, 0) >= _MOST_SKIPPED:
+        net, num_skipped = self._net.get(kind, 0.0), self._num_skipped.get(kind, 0)
+        if net >= -_LEAST_LOSS or num_skipped >= min(_MOST_SKIPPED, max(_LEAST_SKIPPED, -net / _LEAST_LOSS)):
             self._num_skipped.pop(kind, None)  # kinds come from outside: only those that are known are kept
             return True
-        self._num_skipped[kind] = self._num_skipped.get(kind, 0) + 1
+        self._num_skipped[kind] = num_skipped + 1
         return False
 
     def observe(self, kind: str, *, saved: float, spent: float) -> None:

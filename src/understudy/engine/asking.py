@@ -19,12 +19,13 @@ from functools import partial
 from typing import TypeVar, cast
 
 from understudy.control.controller import Controller, by_class
-from understudy.control.cost import CostModel, Load
+from understudy.control.cost import Load
 from understudy.core.draft import EMPTY, Draft, is_tree, is_well_typed
 from understudy.core.events import Decided, EventSink, Fallback
 from understudy.core.switches import Switches
 from understudy.drafters.base import AheadDrafter, Budget, Context, Drafter, PricedDrafter, RareDrafter
-from understudy.engine.pricing import Pricing
+from understudy.engine.pricing import Pricing, passes_s
+from understudy.engine.proposal import Reading
 from understudy.engine.sequence import Sequence
 
 Answer = TypeVar("Answer")
@@ -47,10 +48,21 @@ class Answers:
     """By sequence, one of each drafter that was asked for it."""
     seconds: dict[str, dict[str, float]] = field(default_factory=dict)
     """By drafter and class, without what went into reading."""
-    reading_s: float = 0.0
+    readings: list[Reading] = field(default_factory=list)
     """What is read once serves many cycles."""
+    passes_s: dict[str, float] = field(default_factory=dict)
+    """By drafter that costs time, if it drafted: what its passes are expected to take."""
     ready_s: float = 0.0
     """When the last guess is expected to be there, by the clock, if nobody waited for it."""
+
+    def with_choosing(self, spent_s: float) -> dict[str, dict[str, float]]:
+        """The seconds, if so much was spent in all: choosing and waiting are shared by all who were asked."""
+        asked_s = sum(sum(seconds.values()) for seconds in self.seconds.values())
+        factor = max(1.0, spent_s / asked_s) if asked_s > 0.0 else 1.0
+        return {
+            drafter: {name: factor * one_s for name, one_s in seconds.items()}
+            for drafter, seconds in self.seconds.items()
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,11 +179,14 @@ class Asking:
             answers.ready_s = max(answers.ready_s, getattr(drafter, "ready_s", 0.0))
             seconds = max(self._clock(), answers.ready_s) - started
             asked_for = [group[i] for i in found.asked] or group  # who was weighed and left out pays for nothing else
-            reading_s = _reading_s(drafter, found.drafts, seconds, base) if found.is_reading else 0.0
-            answers.reading_s += reading_s
+            reading_s = 0.0
+            if getattr(drafter, "cost", None) is not None and any(map(len, found.drafts)):
+                answers.passes_s[drafter.name] = passes_s(cast(PricedDrafter, drafter), found.drafts, base)
+            if found.is_reading and found.drafts:
+                reading_s = max(0.0, seconds - answers.passes_s.get(drafter.name, 0.0))
             answers.seconds[drafter.name] = _shared_out(seconds - reading_s, asked_for)
-            for sequence in asked_for:
-                sequence.unpaid_s += reading_s / len(asked_for)
+            if reading_s:
+                answers.readings.append(Reading(asked_for, reading_s))
             for index, draft in zip(allowed, found.drafts, strict=False):
                 answers.drafts[index].append(draft)
         return answers
@@ -313,16 +328,6 @@ def _shared_out(seconds: float, sequences: Items[Sequence]) -> dict[str, float]:
     """Seconds by class, the same for each sequence."""
     counts = by_class(sequence.request.workload_class for sequence in sequences)
     return {name: seconds * count / len(sequences) for name, count in counts.items()}
-
-
-def _reading_s(drafter: Drafter, drafts: Items[Draft], seconds: float, base: Load) -> float:
-    """What of the seconds that a drafter took went into reading, not into the passes of these drafts."""
-    cost: CostModel | None = getattr(drafter, "cost", None)
-    if cost is None or not drafts:
-        return 0.0
-    count = sum(len(draft) > 0 for draft in drafts)
-    passes_s = max(draft.depth for draft in drafts) * cost.step_s(Load(count, base.keys, base.keys))
-    return max(0.0, seconds - passes_s)
 
 
 def budget_of(sequence: Sequence, switches: Switches, num_sequences: int = 1) -> Budget:

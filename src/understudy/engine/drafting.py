@@ -26,10 +26,10 @@ from understudy.core.draft import EMPTY, ROOT, Draft, merge
 from understudy.core.events import Decided, EventSink
 from understudy.core.switches import ALL_ON
 from understudy.drafters.base import Budget, Drafter
-from understudy.engine.asking import Answers, Asking, budget_of, reaches
+from understudy.engine.asking import Asking, budget_of, reaches
 from understudy.engine.early import Early
 from understudy.engine.pricing import Pricing
-from understudy.engine.proposal import DraftingTime, Proposal
+from understudy.engine.proposal import DraftingTime, Proposal, Reading
 from understudy.engine.scheduler import Share
 from understudy.engine.scouting import Scouting
 from understudy.engine.sequence import Sequence
@@ -134,17 +134,19 @@ class Drafting:
         max_rows: int,
         num_emitting: int,
         has_to_ask: bool = False,
+        idle_since_s: float | None = None,
     ) -> tuple[list[Proposal], str]:
         """Return a proposal for each sequence, and the reason for what was bought; see `choose` for the numbers.
 
-        `has_to_ask`: it is known already that there is no reason to rest in this step.
+        `has_to_ask`: it is known already that there is no reason to rest in this step. `idle_since_s`: since when a
+        device waits; where nothing is asked the next pass is on its way by then, so that time is drafting's.
         """
         reason = "" if has_to_ask and sequences else self.reason_to_rest(sequences)
         if not reason and max_rows <= 0:
             reason = "no row is left"
         if reason:
             return [Proposal()] * len(sequences), reason
-        started = self._clock()
+        started = self._clock() if idle_since_s is None else idle_since_s
         budgets = [budget_of(sequence, self.switches, len(sequences)) for sequence in sequences]
         answers = self._asking.ask_all(
             sequences,
@@ -157,7 +159,8 @@ class Drafting:
         )
         merged = [self._merged(*item) for item in zip(sequences, answers.drafts, budgets, strict=True)]
         trees = [tree for tree, _ in merged]
-        spent_s = max(self._clock(), answers.ready_s) - started - answers.reading_s
+        reading_s = sum(reading.seconds for reading in answers.readings)
+        spent_s = max(self._clock(), answers.ready_s) - started - reading_s
         plain_s = self._cost.step_s(base)
         offers = StatedOffers(
             drafts=trees,
@@ -166,7 +169,7 @@ class Drafting:
             rooms_s=[sequence.ledger.room_s(plain_s) for sequence in sequences],
             forced=[sequence.request.speculation.forced for sequence in sequences],
         )
-        asked_s = _with_choosing(answers, spent_s)
+        asked_s = answers.with_choosing(spent_s)
         decision, refusal = self._buy(
             sequences, offers, base, max_rows=max_rows, num_emitting=num_emitting, spent_s=spent_s, asked_s=asked_s
         )
@@ -183,7 +186,8 @@ class Drafting:
         )
         proposals = [Proposal(tuple(answers.drafts[i]), bought[i], scouts[i]) for i in range(len(sequences))]
         ended = max(self._clock(), answers.ready_s)
-        self._time = DraftingTime(ended - started, asked_s, answers.ready_s)
+        asked_s = answers.with_choosing(ended - started - reading_s)
+        self._time = DraftingTime(ended - started, asked_s, answers.ready_s, answers.passes_s, tuple(answers.readings))
         return proposals, f"{decision.reason}{refusal}"
 
     def _weigh(self, sequences: Items[Sequence], decision: Decision, spent: float, *, was_offered: bool) -> None:
@@ -291,6 +295,9 @@ class Drafting:
         self, sequences: Items[Sequence], *, base: Load, load: Load, forward_s: float, drafting: DraftingTime
     ) -> None:
         """Write a step into the ledgers: `sequences` spoke in it, `base` is what it computed without drafts."""
+        self._owe(drafting.readings)
+        for name, passes_s in ({} if drafting.readings else drafting.passes_s).items():
+            self._pricing.learn(name, len(sequences), sum(drafting.asked_s[name].values()) - passes_s, base)
         if any(sequence.request.speculation.forced for sequence in sequences):  # a proof, whatever it costs
             self.controller.forget_step()
             return
@@ -304,6 +311,17 @@ class Drafting:
         texts = by_class(sequence.request.workload_class for sequence in sequences)
         seconds = {**drafting.asked_s, READING: paid}
         self.controller.settle(texts, base=base, load=load, forward_s=forward_s, drafting_s=seconds)
+
+    def _owe(self, readings: Items[Reading]) -> None:
+        """Note what was read, to be paid for while the texts go on; not where it was forced."""
+        for reading in readings:
+            one_s = reading.seconds / len(reading.sequences)
+            for sequence in [s for s in reading.sequences if not s.request.speculation.forced]:
+                if sequence.finish_reason is None:
+                    sequence.unpaid_s += one_s
+                else:
+                    name = sequence.request.workload_class
+                    self._left_s[name] = self._left_s.get(name, 0.0) + one_s
 
     def learn(self, share: Share, proposal: Proposal, answer: Answer, path: Items[int], *, first: int) -> None:
         """Let drafters see what a pass has found besides words: after scouts, and of the rows that join the text.
@@ -334,16 +352,6 @@ class Drafting:
     def _calibrated(self, sequence: Sequence, draft: Draft) -> Draft:
         request = sequence.request
         return self.stats.calibrated(request.workload_class, draft, temperature=request.sampling.temperature)
-
-
-def _with_choosing(answers: Answers, spent_s: float) -> dict[str, dict[str, float]]:
-    """What asking took, by drafter and class; merging and choosing are shared by all who were asked."""
-    asked_s = sum(sum(seconds.values()) for seconds in answers.seconds.values())
-    factor = max(1.0, spent_s / asked_s) if asked_s > 0.0 else 1.0
-    return {
-        drafter: {name: factor * one_s for name, one_s in seconds.items()}
-        for drafter, seconds in answers.seconds.items()
-    }
 
 
 def _bought(draft: Draft, path: Items[int]) -> dict[str, Tally]:

@@ -20,7 +20,7 @@ from typing import cast
 from understudy.core.switches import Switches
 from understudy.drafters.base import Drafter, EarlyDrafter
 from understudy.engine.asking import Asking, budget_of, reaches
-from understudy.engine.proposal import DraftingTime
+from understudy.engine.proposal import DraftingTime, Reading
 from understudy.engine.sequence import Sequence
 
 
@@ -82,8 +82,7 @@ class Early:
         for begun in self._begun:
             time = replace(time, ready_s=max(time.ready_s, begun.drafter.ready_s))
             if not planned.get(begun.drafter.name):
-                for sequence in begun.sequences:
-                    sequence.unpaid_s += begun.seconds / len(begun.sequences)
+                time = replace(time, readings=(*time.readings, Reading(begun.sequences, begun.seconds)))
         self._begun = []
         left_out.clear()
         return time

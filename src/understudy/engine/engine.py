@@ -150,10 +150,7 @@ class Engine:
         self._aborted.extend(self._live.get(request_id, ()))
 
     def step(self) -> list[Output]:
-        """Land one pass and return what each sequence said in it.
-
-        A device that draws words by itself computes the next pass while this one is told of.
-        """
+        """Land one pass and return what each sequence said in it; a device computes the next one meanwhile."""
         outputs = self.end_aborted()
         underway = self._underway or self._begin()
         if underway is None:
@@ -161,7 +158,7 @@ class Engine:
         following = self._begin_ahead(underway)
         verdicts = self._land(underway)
         if following is None or following.is_idle:  # one that nobody waits for would seem to last until somebody asks
-            following = self._begin() if self._runner.draws else None
+            following = self._begin(idle_since_s=self._landed_s) if self._runner.draws else None
         self._underway = following
         self._observe(underway, verdicts)
         for share, verdict in zip(underway.shares, verdicts, strict=True):
@@ -170,13 +167,16 @@ class Engine:
         self._emit(underway.cycle(verdicts, following, self._forward_s, self._landed_s, self._clock()))
         return outputs
 
-    def _begin(self) -> Underway | None:
-        """Choose, draft and launch a pass, if there is anything to compute."""
+    def _begin(self, idle_since_s: float | None = None) -> Underway | None:
+        """Choose, draft and launch a pass, if there is anything to compute.
+
+        `idle_since_s`: the device has waited since then for words to be looked at, which plainly it need not.
+        """
         started = self._clock()
         shares = self._scheduler.plan()
         if not shares:
             return None
-        return self._launch(shares, *self._draft(shares), started_s=started)
+        return self._launch(shares, *self._draft(shares, idle_since_s), started_s=started)
 
     def _begin_ahead(self, underway: Underway) -> Underway | None:
         """Begin the next pass before the words of this one are seen, where nobody must look at them first."""
@@ -281,10 +281,8 @@ class Engine:
         """Blocks that could be handed out now."""
         return self._pool.num_available
 
-    def _draft(self, shares: Items[Share]) -> tuple[list[Proposal], str]:
-        """Ask for drafts where the next word can be drawn and one was drawn before, and make room for them.
-
-        Also tells why.
+    def _draft(self, shares: Items[Share], idle_since_s: float | None) -> tuple[list[Proposal], str]:
+        """Ask for drafts where the next word can be drawn and one was drawn before, and make room; also tells why.
 
         Beside a prompt nothing is drafted: a first word takes as long as it takes plainly.
         """
@@ -298,6 +296,7 @@ class Engine:
             max_rows=self.config.max_rows_per_step - base.rows,
             num_emitting=sum(share.reaches_end for share in shares),
             has_to_ask=self._has_to_ask,
+            idle_since_s=idle_since_s,
         )
         self._has_to_ask = False
         proposals = [Proposal()] * len(shares)

@@ -29,6 +29,9 @@ from understudy.drafters.base import Budget, Drafter, PricedDrafter
 from understudy.engine.sequence import Sequence
 
 _PLAN_CYCLES = 3
+_OVERHEAD_WEIGHT = 0.25
+_MOST_SURPRISE = 0.25
+"""Share of a plain step by which a single step may take more beside the drafter's passes than was believed."""
 _FEW_UNREAD = MOST_DEPTH + 1
 """After a draft a few words are unread, whatever became of it."""
 
@@ -86,6 +89,7 @@ class Pricing:
         self._calibrated = calibrated
         self._probes: dict[str, _Probe] = {}  # by drafter
         self._held: dict[str, _Held] = {}  # likewise
+        self._overhead_s: dict[tuple[str, int], float] = {}  # likewise, and by number of texts, as a power of two
 
     def plan(
         self,
@@ -115,7 +119,8 @@ class Pricing:
                 target=self._cost,
                 drafter=drafter.cost,
                 num_emitting=num_emitting,
-                is_one_pass=getattr(drafter, "is_one_pass", False),
+                is_one_pass=_is_one_pass(drafter),
+                overhead_s=self._overhead_s.get((drafter.name, len(sequences).bit_length()), 0.0),
             )
             self._held[drafter.name] = _Held(_ids(sequences), chosen, _PLAN_CYCLES if is_alone else 0)
         asked = set(chosen.asked)
@@ -128,6 +133,14 @@ class Pricing:
         limited = self._limited(drafter, sequences, budgets, chosen)
         is_reading = any(unread[index] > _FEW_UNREAD for index in asked | forced)
         return Asked(sorted(asked | forced), limited, is_reading, is_planned=bool(chosen.asked or forced))
+
+    def learn(self, name: str, num_texts: int, overhead_s: float, base: Load) -> None:
+        """Count a step in which asking took so much beside the drafter's passes: the host's work."""
+        key = name, num_texts.bit_length()
+        known_s = self._overhead_s.get(key, 0.0)
+        most_s = _MOST_SURPRISE * self._cost.step_s(base)
+        surprise_s = min(most_s, max(-most_s, overhead_s - known_s))
+        self._overhead_s[key] = max(0.0, known_s + _OVERHEAD_WEIGHT * surprise_s)
 
     def _held_plan(self, name: str, sequences: Items[Sequence], unread: Items[int]) -> Plan | None:
         """The plan of the last cycles, if it was one for the same texts, who have nothing new to be read."""
@@ -210,6 +223,17 @@ class Pricing:
             return chosen.is_worth(stats.chain_survival(group, chain) * following[length])
 
         return goes_on
+
+
+def passes_s(drafter: PricedDrafter, drafts: Items[Draft], base: Load) -> float:
+    """What the passes of these drafts are expected to take, without what was read before them."""
+    count = sum(len(draft) > 0 for draft in drafts)
+    num_passes = min(1, count) if _is_one_pass(drafter) else max((draft.depth for draft in drafts), default=0)
+    return num_passes * drafter.cost.step_s(Load(count, base.keys, base.keys))
+
+
+def _is_one_pass(drafter: PricedDrafter) -> bool:
+    return bool(getattr(drafter, "is_one_pass", False))
 
 
 def _ids(sequences: Items[Sequence]) -> tuple[int, ...]:

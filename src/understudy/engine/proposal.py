@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
 from understudy.core.draft import EMPTY, Draft
+from understudy.engine.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,15 @@ class Proposal:
 
 
 @dataclass(frozen=True, slots=True)
+class Reading:
+    """What it took to read texts that a drafter had not read yet, the same for each of them."""
+
+    sequences: Items[Sequence]
+    seconds: float
+    """Of all together."""
+
+
+@dataclass(frozen=True, slots=True)
 class DraftingTime:
     """What proposing took in one step."""
 
@@ -43,3 +54,7 @@ class DraftingTime:
     """Of that, asking, by drafter and class, without what was read."""
     ready_s: float = 0.0
     """When the last guess is expected to be there, by the clock, if nobody waited for it."""
+    passes_s: Mapping[str, float] = field(default_factory=dict)
+    """Of what asking took, by drafter that costs time, what its passes are expected to take."""
+    readings: tuple[Reading, ...] = ()
+    """What was read of texts, in this step and for many."""
