@@ -261,6 +261,27 @@ def test_what_was_paid_for_is_not_crowded_out_by_poor_guesses_that_came_free(lla
     assert sum(event.num_accepted for event in events if isinstance(event, Cycle)) > NUM_TOKENS / 2
 
 
+def test_free_drafts_that_never_pay_are_soon_asked_for_seldom(llama: Target, book: Book) -> None:
+    """Beside a drafter that costs time, too: what it took to find that no row pays is weighed in either case."""
+    now_s = 0.0
+
+    class Talker(scripted.Wrong):
+        num_asked = 0
+
+        def draft(self, context: Context, budget: Budget) -> Draft:
+            nonlocal now_s
+            now_s += 0.05
+            self.num_asked += 1
+            return super().draft(context, budget)
+
+    talker, dear = Talker(book, random.Random(0), 304), Paid(book, cost=FixedCost({1: 1.5}))
+    rows_are_dear = FixedCost({1: 1.0, 2: 2.0, 32: 32.0})
+    _, events, _ = play(llama, book, [talker, dear], cost=rows_are_dear, clock=lambda: now_s)
+    reasons = [event.reason for event in events if isinstance(event, Cycle)]
+    assert sum(reason.startswith("asking does not pay") for reason in reasons) > NUM_TOKENS / 2
+    assert 1 < talker.num_asked < NUM_TOKENS / 4
+
+
 def test_free_drafters_are_asked_before_those_that_cost(llama: Target, book: Book) -> None:
     drafter = Paid(book, cost=FixedCost({1: 0.3}))
     play(llama, book, [drafter, scripted.Right(book, random.Random(0), 304)], cost=STEP)

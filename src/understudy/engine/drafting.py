@@ -173,7 +173,8 @@ class Drafting:
         decision, refusal = self._buy(
             sequences, offers, base, max_rows=max_rows, num_emitting=num_emitting, spent_s=spent_s, asked_s=asked_s
         )
-        self._weigh(sequences, decision, spent_s / plain_s, was_offered=any(map(len, trees)))
+        in_passes_s = sum(sum(answers.seconds[name].values()) for name in answers.passes_s)
+        self._weigh(sequences, decision, max(0.0, spent_s - in_passes_s) / plain_s)
         bought = [tree.keep(nodes) for tree, nodes in zip(trees, decision.nodes, strict=True)]
         scouts = self._scouting.choose(
             sequences,
@@ -190,15 +191,15 @@ class Drafting:
         self._time = DraftingTime(ended - started, asked_s, answers.ready_s, answers.passes_s, tuple(answers.readings))
         return proposals, f"{decision.reason}{refusal}"
 
-    def _weigh(self, sequences: Items[Sequence], decision: Decision, spent: float, *, was_offered: bool) -> None:
-        """Learn whether asking pays for its time.
+    def _weigh(self, sequences: Items[Sequence], decision: Decision, spent: float) -> None:
+        """Learn whether asking pays for its time, but for passes of a draft, which are for the ledgers.
 
-        Passes of a draft model are for the ledgers; what is weighed here is the time it took to find that none pays.
+        Where they bought something, the rest of the time was theirs, too; what is weighed otherwise is what it took to
+        find that nothing pays.
         """
-        if self._asking.are_free or not was_offered:
-            self._worth.observe(self._kind(sequences), saved=1.0 - 1.0 / decision.gain, spent=spent)
-        elif any(decision.nodes):
-            self._worth.observe(self._kind(sequences), saved=1.0 - 1.0 / decision.gain, spent=0.0)
+        is_passed_on = any(decision.nodes) and not self._asking.are_free
+        spent = 0.0 if is_passed_on else spent
+        self._worth.observe(self._kind(sequences), saved=1.0 - 1.0 / decision.gain, spent=spent)
 
     def take_time(self) -> DraftingTime:
         """What proposing took since the last call."""
