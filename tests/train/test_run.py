@@ -217,7 +217,8 @@ def test_a_draft_is_trained_further(model: Path, prompts: Path, tmp_path: Path) 
         torch.testing.assert_close(unchanged.head.state_dict()[name], weight, rtol=1e-3, atol=1e-4)
     assert not torch.equal(further.head.markov_out.weight, unchanged.head.markov_out.weight)
     with pytest.raises(ConfigError, match="kind block"):
-        run(replace(more, kind="eagle", out=tmp_path / "other"))
+        run(replace(more, kind="eagle", out=tmp_path / "other", answers=None))
+    assert not (tmp_path / "other").exists(), "refused before anything is collected"
     with pytest.raises(ConfigError, match="first weights"):
         run(replace(still, begin_with=more.out))
 

@@ -162,13 +162,7 @@ class Drafting:
         reading_s = sum(reading.seconds for reading in answers.readings)
         spent_s = max(self._clock(), answers.ready_s) - started - reading_s
         plain_s = self._cost.step_s(base)
-        offers = StatedOffers(
-            drafts=trees,
-            groups=[group for _, group in merged],
-            contexts=[len(sequence.tokens) for sequence in sequences],
-            rooms_s=[sequence.ledger.room_s(plain_s) for sequence in sequences],
-            forced=[sequence.request.speculation.forced for sequence in sequences],
-        )
+        offers = _stated(sequences, merged, plain_s)
         asked_s = answers.with_choosing(spent_s)
         decision, refusal = self._buy(
             sequences, offers, base, max_rows=max_rows, num_emitting=num_emitting, spent_s=spent_s, asked_s=asked_s
@@ -353,6 +347,16 @@ class Drafting:
     def _calibrated(self, sequence: Sequence, draft: Draft) -> Draft:
         request = sequence.request
         return self.stats.calibrated(request.workload_class, draft, temperature=request.sampling.temperature)
+
+
+def _stated(sequences: Items[Sequence], merged: Items[tuple[Draft, int]], plain_s: float) -> StatedOffers:
+    return StatedOffers(
+        drafts=[tree for tree, _ in merged],
+        groups=[group for _, group in merged],
+        contexts=[len(sequence.tokens) for sequence in sequences],
+        rooms_s=[sequence.ledger.room_s(plain_s) for sequence in sequences],
+        forced=[sequence.request.speculation.forced for sequence in sequences],
+    )
 
 
 def _bought(draft: Draft, path: Items[int]) -> dict[str, Tally]:

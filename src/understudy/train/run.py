@@ -165,6 +165,8 @@ def run(plan: Plan, *, deadline_s: float = math.inf, watcher: Watcher | None = N
     if not prompts and not plan.collect.num_made:
         raise ConfigError("There is nothing to train on.", "Name files of prompts, or ask for self-elicited ones.")
     loaded = load_model(plan.model)
+    if plan.begin_with is not None:
+        _begun(plan.begin_with, plan, loaded)  # refused before answers are collected, not after
     work = plan.out / "work"
     answers = plan.answers or work
     for folder in (work, answers):
@@ -295,12 +297,7 @@ def _draft(plan: Plan, loaded: LoadedModel, samples: Sequence[Sample]) -> Draft:
     if plan.kind == "model":
         return make_model_draft(loaded, teacher, num_layers=plan.num_layers)
     if plan.begin_with is not None:
-        begun = load_head(plan.begin_with)
-        begun.spec.check_target(loaded.config)
-        if begun.spec.kind != plan.kind:
-            raise ConfigError(
-                f"{plan.begin_with} is a draft of kind {begun.spec.kind}.", f"Say --kind {begun.spec.kind}."
-            )
+        begun = _begun(plan.begin_with, plan, loaded)
         head = begun.head.requires_grad_().to(device)
         return HeadDraft(Guesser(head, begun.vocabulary, teacher), plan.stored or "int8")
     vocabulary = _vocabulary(plan, loaded, samples)
@@ -314,6 +311,15 @@ def _draft(plan: Plan, loaded: LoadedModel, samples: Sequence[Sample]) -> Draft:
     )
     guesser = Guesser(new_head(spec, seed=plan.train.seed).to(device), vocabulary, teacher)
     return HeadDraft(guesser, plan.stored or "int8")
+
+
+def _begun(folder: Path, plan: Plan, loaded: LoadedModel) -> TrainedHead:
+    """The draft that is trained further."""
+    begun = load_head(folder)
+    begun.spec.check_target(loaded.config)
+    if begun.spec.kind != plan.kind:
+        raise ConfigError(f"{folder} is a draft of kind {begun.spec.kind}.", f"Say --kind {begun.spec.kind}.")
+    return begun
 
 
 def new_head(spec: HeadSpec, *, seed: int) -> DraftHead:
