@@ -18,8 +18,10 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import re
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +34,7 @@ from understudy.assembly import Target, build_engine, built_in_drafters, load_ta
 from understudy.bench.prompts import own_prompts
 from understudy.collector import calm_collector
 from understudy.config import EngineConfig
-from understudy.core.events import Cycle, Event
+from understudy.core.events import Cycle, Decided, Event
 from understudy.core.request import Request, SamplingParams, Speculation
 from understudy.drafters.base import Drafter
 from understudy.drafters.tree import Shape
@@ -74,6 +76,10 @@ class Run:
             "host_ms": round(1e3 * sum(c.sample_s for c in told) / count, 3),
             "cycle_ms": round(1e3 * self.seconds / len(self.cycles), 3),
         }
+
+    def reasons(self) -> dict[str, int]:
+        """Why cycles drafted what they did, numbers left out, the commonest first."""
+        return dict(Counter(re.sub(r"[\d.]+", "N", cycle.reason) for cycle in self.cycles).most_common(4))
 
 
 def texts_of(name: str, file: Path | None) -> list[str]:
@@ -120,10 +126,12 @@ class Engines:
     def _hear(self, event: Event) -> None:
         if isinstance(event, Cycle):
             self._cycles.append(event)
+        elif isinstance(event, Decided):
+            tell(f"{event.what}: {event.subject} {event.outcome}: {event.reason}")
 
-    def engine(self, drafters: tuple[str, ...], *, prefix_cache: bool = False) -> Engine:
-        """The engine with these drafters."""
-        key = drafters, prefix_cache
+    def engine(self, drafters: tuple[str, ...], *, prefix_cache: bool = False, user: str = "") -> Engine:
+        """The engine with these drafters; each user has one of its own."""
+        key = drafters, prefix_cache, user
         if key not in self._built:
             config = EngineConfig(prefix_cache=prefix_cache, **self._settings)
             named = [self._drafter(name) for name in drafters]
@@ -188,38 +196,52 @@ def speed(target: Target, options: argparse.Namespace) -> list[dict[str, Any]]:
         rivals=not options.no_rivals,
         kv_tokens=options.kv_tokens,
         max_sequences=max(64, *streams),
-        max_rows_per_step=max(256, 2 * max(streams)),
+        max_rows_per_step=max(options.rows_per_step, 2 * max(streams)),
     )
     arms: dict[str, tuple[Engine, Speculation]] = {
         "plain": (engines.engine(()), Speculation()),
     }
     names = ("model",) if options.twin is not None else (options.trained.spec.kind,) if options.trained else ()
     if names:
-        drafted = engines.engine((*options.beside.split(","), *names) if options.beside else names)
-        arms["off"] = (drafted, Speculation(max_depth=0))
-        arms |= {
-            f"depth {depth}": (drafted, Speculation(forced=True, max_depth=int(depth)))
+        drafted = (*options.beside.split(","), *names) if options.beside else names
+        asked = {"off": Speculation(max_depth=0)}
+        asked |= {
+            f"depth {depth}": Speculation(forced=True, max_depth=int(depth), max_rows=options.rows)
             for depth in options.depths.split(",")
         }
         if not options.no_default:
-            arms["default"] = (drafted, Speculation())
+            asked["default"] = Speculation()
+        # what learns from answers must not have heard them in another arm
+        arms |= {
+            arm: (engines.engine(drafted, user=arm if options.beside else ""), wanted) for arm, wanted in asked.items()
+        }
     rows = []
     for name, count in itertools.product(options.classes.split(","), streams):
         prompts = prompts_of(target, name.split("+"), options.prompts)
-        prompts = [prompts[i % len(prompts)] for i in range(max(count, options.num_prompts))]
-        words = None
+        size = max(count, options.num_prompts)
+        if options.beside:  # nothing is asked twice, nor is what the graphs are captured with asked later
+            groups = [prompts[size * i : size * (i + 1)] for i in range(options.repeats)]
+            first, max_first_tokens = prompts[size * options.repeats :], options.max_tokens
+            if len(first) < count:
+                sys.exit(f"{len(prompts)} prompts of {name} are too few to ask none of them twice")
+        else:
+            groups = [[prompts[i % len(prompts)] for i in range(size)]] * options.repeats
+            first, max_first_tokens = groups[0][:count], 24
+        words: list[list[tuple[int, ...]]] = []
         for arm, (engine, speculation) in arms.items():
             if count > 64 and arm != "plain":
                 continue
-            engines.answer(engine, prompts[:count], streams=count, max_tokens=24, speculation=speculation)  # graphs
+            engines.answer(engine, first, streams=count, max_tokens=max_first_tokens, speculation=speculation)
             runs = [
-                engines.answer(engine, prompts, streams=count, max_tokens=options.max_tokens, speculation=speculation)
-                for _ in range(options.repeats)
+                engines.answer(engine, group, streams=count, max_tokens=options.max_tokens, speculation=speculation)
+                for group in groups
             ]
             run = max(runs, key=lambda run: run.tokens_per_s)
-            words = words or run.tokens
-            row = {"class": name, "streams": count, "arm": arm, **run.facts(), "identical": run.tokens == words}
+            words = words or [one.tokens for one in runs]
+            is_same = [one.tokens for one in runs] == words
+            row = {"class": name, "streams": count, "arm": arm, **run.facts(), "identical": is_same}
             row["all_tokens_per_s"] = [round(one.tokens_per_s, 1) for one in runs]
+            row["all_reasons"] = [one.reasons() for one in runs] if arm == "default" else []
             rows.append(row)
             tell(json.dumps(row))
     return rows
@@ -236,13 +258,14 @@ def exact(target: Target, options: argparse.Namespace) -> list[dict[str, Any]]:
     prompts = [prompts[i % len(prompts)] for i in range(max(most[count] for count in streams))]
     rows = []
     drafters = [tuple(name for name in part.split("+") if name != "none") for part in options.drafters.split(",")]
+    temperatures = [float(part) for part in options.temperatures.split(",")]
     known = {
         temperature: engines.answer(
             engines.engine(()), prompts, streams=1, max_tokens=options.max_tokens, temperature=temperature
         ).tokens
-        for temperature in (0.0, 1.0)
+        for temperature in temperatures
     }
-    for temperature, names, prefix, count in itertools.product((0.0, 1.0), drafters, (False, True), streams):
+    for temperature, names, prefix, count in itertools.product(temperatures, drafters, (False, True), streams):
         engine = engines.engine(names, prefix_cache=prefix)
         speculation = Speculation(forced=bool(names), max_depth=4)
         run = engines.answer(
@@ -314,14 +337,19 @@ def main() -> None:
     parser.add_argument("--twin", type=float)
     parser.add_argument("--draft", type=Path, help="the folder of a trained draft; it is widened with its target")
     parser.add_argument("--no-rivals", action="store_true", help="chains alone, of a trained draft")
-    parser.add_argument("--beside", default="", help="drafters beside the draft, of speed")
+    parser.add_argument(
+        "--beside", default="", help="drafters beside the draft, of speed; nothing is asked twice then, they learn"
+    )
     parser.add_argument("--streams", default="1,8,32")
     parser.add_argument("--classes", default="code,chat")
     parser.add_argument("--depths", default="4")
+    parser.add_argument("--rows", type=int, default=32, help="drafted rows at most, where drafts are forced")
     parser.add_argument("--drafters", default="none,suffix,ngram,lookahead,model,suffix+model", help="of exact")
     parser.add_argument("--exact-streams", default="1,8,32")
+    parser.add_argument("--temperatures", default="0,1", help="of exact")
     parser.add_argument("--prompts", type=Path, help="a JSON list of {class, text}; our own if none is given")
     parser.add_argument("--num-prompts", type=int, default=8)
+    parser.add_argument("--rows-per-step", type=int, default=256, help="of prompts read at once, of speed")
     parser.add_argument("--max-tokens", type=int, default=192)
     parser.add_argument("--no-default", action="store_true", help="leave the arm with the control plane out")
     parser.add_argument("--repeats", type=int, default=2)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from understudy.config import AUTO_DRAFT, NO_DRAFT, TRAINED_DRAFTERS, EngineConfig
-from understudy.control.cost import PROFILED_ROWS, WIDE_ROWS, CostModel, profile
+from understudy.control.cost import PROFILED_ROWS, WIDE_ROWS, CostModel, profile, stepped
 from understudy.core.events import EventSink, Fallback, Notice, log_fallbacks
 from understudy.core.shapes import shape_named
 from understudy.core.weights import WEIGHTS_ON, Device, DeviceChoice, WeightType
@@ -283,7 +283,8 @@ def measure_cost(runner: Runner) -> CostModel:
     room = min(runner.num_blocks * runner.page_tokens, runner.decoder.config.max_positions)
     counts = [count for count in (WIDE_ROWS if runner.draws else PROFILED_ROWS) if count <= room]
     repeats = 3 if runner.draws else 2
-    return profile(runner.time_step, long_context=max(1, longest), repeats=repeats, counts=counts)
+    cost = profile(runner.time_step, long_context=max(1, longest), repeats=repeats, counts=counts)
+    return stepped(cost) if runner.draws else cost
 
 
 def pass_timer(decoder: Decoder, *, page_tokens: int, num_tokens: int) -> Callable[[int, int], float]:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from understudy.control.cost import PROFILED_ROWS, CostModel, Load, profile
+from understudy.control.cost import PROFILED_ROWS, CostModel, Load, profile, stepped
 
 
 def at(rows: int, *, keys: int = 0, reads: int = 0) -> Load:
@@ -52,6 +52,13 @@ def test_below_the_table_the_first_slope_goes_on() -> None:
 def test_single_measurement_is_a_price_per_row() -> None:
     model = CostModel({2: 4.0})
     assert [model.step_s(at(rows)) for rows in (1, 2, 6)] == [2.0, 4.0, 12.0]
+
+
+def test_where_rows_are_rounded_up_one_more_costs_a_whole_step() -> None:
+    model = stepped(CostModel({1: 1.0, 4: 2.0, 16: 5.0}, per_key_s=0.01, per_read_s=0.001))
+    assert [model.step_s(at(rows)) for rows in (1, 2, 3, 4, 5, 9, 16)] == [1.0, 2.0, 2.0, 2.0, 5.0, 5.0, 5.0]
+    assert model.step_s(at(17)) > 5.0
+    assert (model.per_key_s, model.per_read_s) == (0.01, 0.001)
 
 
 def test_context_costs_per_key_and_per_read() -> None:

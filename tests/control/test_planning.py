@@ -65,6 +65,17 @@ def test_what_guesses_all_depths_in_one_pass_pays_for_one(acceptance: float) -> 
         assert chosen == Plan()
 
 
+def test_rivals_take_rows_beside_their_guesses() -> None:
+    base, stairs = Load(1, 100, 0), CostModel({1: 0.1, 8: 0.1, 9: 0.4, 64: 0.4})
+    depths = [
+        plan(
+            [prospect(0.9)], base, target=stairs, drafter=DRAFT, num_emitting=1, rows_per_guess=rows_per_guess
+        ).depth
+        for rows_per_guess in (1, 2)
+    ]  # fmt: skip
+    assert depths == [7, 3]  # the last that has its rows below the step
+
+
 def test_poor_guesses_and_dear_drafts_are_not_asked_for() -> None:
     assert make_plan([prospect(0.1)]) == Plan()
     assert make_plan([prospect(0.9)], draft=CostModel({1: 0.2})) == Plan()

@@ -15,6 +15,7 @@ from tests.engine.scripted import Book
 from understudy.assembly import Target
 from understudy.control.classes import MOST_CLASSES
 from understudy.control.cost import CostModel
+from understudy.control.planning import MOST_READ_ROWS
 from understudy.core.draft import Draft
 from understudy.core.events import Cycle, Event, Fallback
 from understudy.core.request import Request, SamplingParams, Speculation
@@ -246,6 +247,45 @@ def test_long_reading_does_not_make_rows_look_cheap(llama: Target, book: Book) -
     for _ in range(6):
         engine.step()
     assert sequence.counts.rows == 0
+
+
+class Reader(Paid):
+    """Reads some rows of all texts in a step, one text after the other, and guesses where it has read to the end."""
+
+    def __init__(self, book: Book, *, cost: CostModel) -> None:
+        super().__init__(book, cost=cost)
+        self.unread: dict[int, int] = {}
+        self.reading: list[tuple[int, int]] = []
+        """By step, the rows that were unread before it, and the deepest draft that was allowed."""
+
+    def num_unread(self, context: Context) -> int:
+        return self.unread.setdefault(context.sequence_id, 150)
+
+    def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> Any:
+        unread = [self.num_unread(context) for context in contexts]
+        self.reading.append((sum(unread), max(budget.max_depth for budget in budgets)))
+        room = MOST_READ_ROWS
+        for context, rows in zip(contexts, unread, strict=True):
+            read = min(rows - 1, room)
+            self.unread[context.sequence_id] -= read
+            room -= read
+        return [
+            self.draft(context, budget) if self.unread[context.sequence_id] == 1 else Draft()
+            for context, budget in zip(contexts, budgets, strict=True)
+        ]
+
+
+def test_while_many_texts_are_read_nobody_pays_passes_for_the_few_who_are_read_up(llama: Target, book: Book) -> None:
+    drafter = Reader(book, cost=FixedCost({1: 0.05, 64: 0.06}))
+    engine = new_engine(llama, drafters=[drafter], cost=FixedCost({1: 1.0, 64: 1.1}), max_sequences=8)
+    for number in range(8):
+        engine.submit(request(f"text {number}"))
+    for _ in steps(engine):
+        pass
+    catching_up = [depth for rows, depth in drafter.reading if rows > MOST_READ_ROWS]
+    assert 3 <= len(catching_up) <= 6, "once it is begun it is done, in steps that follow each other"
+    assert set(catching_up) == {1}
+    assert max(depth for rows, depth in drafter.reading if rows <= MOST_READ_ROWS) > 1
 
 
 def test_what_was_paid_for_is_not_crowded_out_by_poor_guesses_that_came_free(llama: Target, book: Book) -> None:

@@ -24,8 +24,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 PROFILED_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-WIDE_ROWS = (*PROFILED_ROWS, 48, 64, 96, 128, 192, 256)
-"""For a GPU, where dozens of texts draft at once and rows are nearly free up to some count, which must be known."""
+WIDE_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+"""For a GPU, where dozens of texts draft at once and rows are nearly free up to some count: the sizes of its passes."""
 _DRIFT_WEIGHT = 0.1
 _AGING_STEPS = 8
 """What is known of the machine grows old: after so many steps with drafts a plain one counts as two, and so on."""
@@ -145,6 +145,14 @@ def profile(
     # A count was disturbed where a larger one took less time: it takes no longer than that.
     least = {rows: min(seconds[more, 0] for more in counts if more >= rows) for rows in counts}
     return CostModel(least, max(0.0, one - per_read), per_read)
+
+
+def stepped(cost: CostModel) -> CostModel:
+    """The same where rows are rounded up to the next size that was measured: one row more costs a whole step."""
+    sizes = list(cost.rows_s)
+    steps = zip([0, *sizes], sizes, strict=False)
+    table = {rows: cost.rows_s[size] for below, size in steps for rows in (below + 1, size)}
+    return CostModel(table, cost.per_key_s, cost.per_read_s)
 
 
 def _within(value: float, low: float, high: float) -> float:

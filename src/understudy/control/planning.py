@@ -30,7 +30,7 @@ MOST_READ_ROWS = 256
 _PROBING_SHARE = 0.01
 """Share of plain time that may be spent on drafters whose plan says no."""
 _LENGTH_WEIGHT = 0.2
-_LEAST_SKIPPED, _MOST_SKIPPED = 7, 31
+_LEAST_SKIPPED, _MOST_SKIPPED = 7, 127
 _MOST_KINDS = 256
 _NET_WEIGHT = 0.1
 _LEAST_LOSS = 0.005
@@ -83,11 +83,13 @@ def plan(
     drafter: CostModel,
     num_emitting: int,
     is_one_pass: bool = False,
+    rows_per_guess: int = 1,
     overhead_s: float = 0.0,
 ) -> Plan:
     """Choose whom to ask and how far. `base` is the target's pass without drafts, in which `num_emitting` speak.
 
-    `is_one_pass`: the drafter makes one pass, however deep the draft. `overhead_s`: what asking takes beside them.
+    `is_one_pass`: the drafter makes one pass, however deep the draft. `rows_per_guess`: rows of the target's pass for
+    each depth. `overhead_s`: what asking takes beside the drafter's passes.
     """
     free = sum(prospect.free_tokens for prospect in prospects)
     free_load = _with_rows(base, round(free), prospects)
@@ -112,7 +114,8 @@ def plan(
         if math.isinf(reading_s[0]):
             break  # so it is for all who come after: they stand in order of what they lose
         for depth in range(1, most + 1):
-            rows = Load(base.rows + count * depth, base.keys, base.reads + round(depth * keys))
+            each = depth * rows_per_guess
+            rows = Load(base.rows + count * each, base.keys, base.reads + each * keys)
             verify_s = target.drafted_s(rows, plain_s)
             drafting_s = overhead_s + (1 if is_one_pass else depth) * pass_s + reading_s[depth - 1]
             speed = (num_emitting + free + added[depth - 1]) / (verify_s + drafting_s)

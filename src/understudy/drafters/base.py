@@ -73,7 +73,8 @@ class RareDrafter(Drafter, Protocol):
 class PricedDrafter(Drafter, Protocol):
     """A drafter whose guesses cost time of their own. It is asked only where that is expected to pay.
 
-    Every depth is a pass of its own. One that guesses all depths in a single pass says so by `is_one_pass = True`.
+    Every depth is a pass of its own, and one row of the target's. One that guesses all depths in a single pass says so
+    by `is_one_pass = True`, and one whose guesses have rivals beside them by `rows_per_guess = 2`.
     """
 
     cost: CostModel

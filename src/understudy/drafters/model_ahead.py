@@ -20,6 +20,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from understudy.control.cost import Load
 from understudy.control.planning import MOST_DEPTH, MOST_READ_ROWS
@@ -34,6 +35,8 @@ _UNSEEN_CONFIDENCE = 0.7
 """What a first guess is believed before anybody has seen one."""
 _RIVAL_SHARE = 0.5
 """How often the second is right where the first is not, until that is known."""
+_ROWS_PER_GUESS = 2
+"""Its own, and its rival's."""
 _FEW_UNREAD = MOST_DEPTH + 1
 """After a draft a few words are unread, whatever became of it: more than that is read when it is asked for."""
 _NOTHING = Budget(0, 0)
@@ -67,7 +70,9 @@ class _Chain:
 
     def goes_on(self, source: str) -> bool:
         """Whether one more guess is worth it, as far as the ones that were looked at can tell."""
-        if self.is_broken or self.num_launched >= min(self.budget.max_depth, self.budget.max_rows):
+        # the last guess may do without a rival; a deeper one would take the place of one that is worth more
+        most = min(self.budget.max_depth, -(-self.budget.max_rows // _ROWS_PER_GUESS))
+        if self.is_broken or self.num_launched >= most:
             return False
         return not self.tokens or self.budget.goes_on(self.draft(source))
 
@@ -117,6 +122,7 @@ class _Pass:
 class AheadModelDrafter(ModelDrafter):
     """Drafts chains with a model of its own, whose vocabulary is the target's."""
 
+    rows_per_guess: ClassVar[int] = _ROWS_PER_GUESS
     _landed_s = 0.0
     _begun: _Pass | None = None
     _last: _Pass | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Protocol, cast
 
-from understudy.control.cost import CostModel
+from understudy.control.cost import CostModel, stepped
 from understudy.drafters.device_heads import DeviceBlockDrafter, DeviceEagleDrafter, DeviceHeadDrafter, DraftFacts
 from understudy.drafters.tree import Shape
 from understudy.errors import ModelError
@@ -113,4 +113,4 @@ def measure_blocks(passes: BlockPasses, *, num_blocks: int, scratch_slot: int) -
     counts = [1 << power for power in range(passes.most_texts.bit_length())]
     table = {count: seconds(count, 256) for count in counts}
     per_key_s = max(0.0, seconds(1, _LONG_CONTEXT) - table[1]) / _LONG_CONTEXT
-    return CostModel(table, per_key_s)
+    return stepped(CostModel(table, per_key_s))

@@ -168,7 +168,8 @@ class Drafting:
             sequences, offers, base, max_rows=max_rows, num_emitting=num_emitting, spent_s=spent_s, asked_s=asked_s
         )
         in_passes_s = sum(sum(answers.seconds[name].values()) for name in answers.passes_s)
-        self._weigh(sequences, decision, max(0.0, spent_s - in_passes_s) / plain_s)
+        if not answers.readings:  # what is read now pays later, and only if it is read to its end
+            self._weigh(sequences, decision, max(0.0, spent_s - in_passes_s) / plain_s)
         bought = [tree.keep(nodes) for tree, nodes in zip(trees, decision.nodes, strict=True)]
         scouts = self._scouting.choose(
             sequences,

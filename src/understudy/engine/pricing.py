@@ -120,6 +120,7 @@ class Pricing:
                 drafter=drafter.cost,
                 num_emitting=num_emitting,
                 is_one_pass=_is_one_pass(drafter),
+                rows_per_guess=_rows_per_guess(drafter),
                 overhead_s=self._overhead_s.get((drafter.name, len(sequences).bit_length()), 0.0),
             )
             self._held[drafter.name] = _Held(_ids(sequences), chosen, _PLAN_CYCLES if is_alone else 0)
@@ -131,6 +132,8 @@ class Pricing:
         else:
             asked = self._probe(drafter, sequences, prospects, base)
         limited = self._limited(drafter, sequences, budgets, chosen)
+        if sum(unread[index] for index in asked) > MOST_READ_ROWS and not forced:  # nobody makes passes for a few
+            limited = [replace(budget, max_depth=min(1, budget.max_depth)) for budget in limited]
         is_reading = any(unread[index] > _FEW_UNREAD for index in asked | forced)
         return Asked(sorted(asked | forced), limited, is_reading, is_planned=bool(chosen.asked or forced))
 
@@ -175,6 +178,7 @@ class Pricing:
     ) -> Prospect:
         request = sequence.request
         free = merge([self._calibrated(sequence, draft) for draft in before])
+        most_guesses = -(-budget.max_rows // _rows_per_guess(drafter))  # the last guess may do without a rival
         return Prospect(
             context=len(sequence.tokens),
             num_unread=num_unread,
@@ -182,7 +186,7 @@ class Pricing:
                 self._stats.acceptance_at(
                     request.workload_class, drafter.name, position, temperature=request.sampling.temperature
                 )
-                for position in range(1, min(budget.max_depth, budget.max_rows, MOST_DEPTH) + 1)
+                for position in range(1, min(budget.max_depth, most_guesses, MOST_DEPTH) + 1)
             ],
             free_tokens=sum(survival_of(free)),
             num_left=self._lengths.num_left(
@@ -234,6 +238,10 @@ def passes_s(drafter: PricedDrafter, drafts: Items[Draft], base: Load) -> float:
 
 def _is_one_pass(drafter: PricedDrafter) -> bool:
     return bool(getattr(drafter, "is_one_pass", False))
+
+
+def _rows_per_guess(drafter: PricedDrafter) -> int:
+    return int(getattr(drafter, "rows_per_guess", 1))
 
 
 def _ids(sequences: Items[Sequence]) -> tuple[int, ...]:

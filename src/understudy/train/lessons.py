@@ -130,6 +130,6 @@ def _gpu_bytes(device: torch.device) -> int:
     """What torch can have of a GPU's memory, most of it taken in one piece: lesson by lesson, the driver is slow."""
     if device.type != "cuda":
         return 0
-    free = int(torch.cuda.mem_get_info(device)[0])
+    free, reserved = int(torch.cuda.mem_get_info(device)[0]), int(torch.cuda.memory_reserved(device))
     torch.empty(int((1.0 - _ROOM_FOR_WORK) * free), dtype=torch.uint8, device=device)  # torch keeps it, to hand it out
-    return free + int(torch.cuda.memory_allocated(device))
+    return free + reserved
