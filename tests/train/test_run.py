@@ -226,3 +226,8 @@ def test_a_draft_is_trained_further(model: Path, prompts: Path, tmp_path: Path) 
 def test_numbers_that_a_draft_has_already_are_refused(model: Path, prompts: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="keeps its ids"):
         replace(plan("block", model, prompts, tmp_path), begin_with=tmp_path)
+
+
+def test_what_a_draft_begins_with_is_not_written_over(model: Path, prompts: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="begun with and written to"):
+        replace(plan("block", model, prompts, tmp_path), begin_with=tmp_path / "." / "", num_draft_ids=None)

@@ -101,6 +101,8 @@ class Plan:
     def __post_init__(self) -> None:
         if self.begin_with is not None and (self.num_draft_ids or self.num_layers):
             raise ConfigError("A draft that is trained further keeps its ids and layers.", "Leave their numbers out.")
+        if self.begin_with is not None and self.begin_with.resolve() == self.out.resolve():
+            raise ConfigError(f"{self.out} would be begun with and written to.", "Name another folder for what comes.")
         if self.kind != "model":
             return
         if self.begin_with is not None:
