@@ -8,7 +8,8 @@ answered by one arm right after the other, in an order drawn anew: `plain` has n
 gets, `chance` is plain once more, and `depth d` forces drafts of a fixed depth (alone, to see what the best fixed
 choice would have been). A wave's requests come at times that are the same for every arm: in a closed loop whoever is
 faster is asked more. Words must be equal in all arms.
-Speed-ups are of time per token, decoding alone, against the mean of both plain arms.
+Speed-ups are of time per token, decoding alone, against the mean of both plain arms. TTFT is compared request by
+request: prompts differ so much in length that the median of all of them jumps.
 """
 
 from __future__ import annotations
@@ -198,7 +199,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--pool", type=Path, nargs="+", help="measure nothing: the table of all rounds of saved runs")
     options = parser.parse_args()
-    console = Console(width=160)
+    console = Console(width=190)
     if options.pool:
         found, num_different = pooled(options.pool)
         show(console, rows_of(found), num_different)
@@ -290,8 +291,9 @@ def rows_of(found: Found) -> list[dict[str, Any]]:
 def show(console: Console, rows: Sequence[dict[str, Any]], num_different: int) -> None:
     """Print the table."""
     table = Table(title="default against plain, by class and concurrency")
-    names = ("class", "at once", "speed-up", "low", "high", "chance", "low", "best fixed", "default / best", "TTFT p50",
-             "TTFT p99", "request p99", "TPOT p99", "chance TTFT", "request", "TPOT")  # fmt: skip
+    names = ("class", "at once", "speed-up", "low", "high", "chance", "low", "best fixed", "default / best",
+             "TTFT", "low", "TTFT p50", "TTFT p99", "request p99", "TPOT p99",
+             "chance TTFT", "TTFT p99", "request", "TPOT")  # fmt: skip
     for name in names:
         table.add_column(name, justify="right")
     for row in rows:
@@ -301,7 +303,9 @@ def show(console: Console, rows: Sequence[dict[str, Any]], num_different: int) -
             *(f"{row[key]:.3f}" for key in ("speedup", "low", "high", "chance", "chance_low")),
             f"{row['best']} {row['best_speedup']:.3f}" if row["best"] else "",
             f"{row['against_best']:.3f}" if row["best"] else "",
+            *(f"{value:.3f}" for value in row["ttft"][:2]),
             *(f"{row[key]:.3f}" for key in ("ttft_p50", "ttft_p99", "request_p99", "tpot_p99")),
+            f"{row['chance_ttft'][0]:.3f}",
             *(f"{row[key]:.3f}" for key in ("chance_ttft_p99", "chance_request_p99", "chance_tpot_p99")),
         )
     console.print(table)
@@ -327,6 +331,12 @@ def row_of(arms: dict[str, list[list[Done]]], workload_class: str) -> dict[str, 
                 for names in ((arm,), against)]  # fmt: skip
         return quantile(both[0], q) / quantile(both[1], q)
 
+    def first_words(arm: str, *against: str) -> tuple[float, float, float]:
+        """The typical ratio of the times to the first word of one and the same request."""
+        flat = {name: [done.ttft_s for answers in of(name) for done in answers] for name in (arm, *against)}
+        others = [statistics.fmean(times) for times in zip(*(flat[name] for name in against), strict=True)]
+        return ratio_of(list(zip(flat[arm], others, strict=True)))
+
     speedup, low, high = ratio_of(pairs("default"))
     chance, chance_low, _ = ratio_of(pairs("chance", times("plain")))
     fixed = [name for name in arms if name.startswith("depth")]
@@ -342,6 +352,8 @@ def row_of(arms: dict[str, list[list[Done]]], workload_class: str) -> dict[str, 
         "best_speedup": speeds.get(best, 1.0),
         "against_best": ratio_of(pairs("default", times(best) if best != "plain" else plain))[0] if best else 1.0,
         "fixed": speeds,
+        "ttft": first_words("default", "plain", "chance"),
+        "chance_ttft": first_words("chance", "plain"),
         "ttft_p50": tail("ttft_s", 0.5),
         "ttft_p99": tail("ttft_s", 0.99),
         "request_p99": tail("request_s", 0.99),
