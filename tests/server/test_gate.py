@@ -7,7 +7,8 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -19,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 from tests.server.served import fake_service, served, status_of, talk
 from understudy.core.backend import BackendState
 from understudy.server.admission import Overloaded
-from understudy.server.app import make_app
+from understudy.server.app import ServiceDoor, make_app
 from understudy.server.config import ServerConfig
 from understudy.server.exchange import Caller
 from understudy.server.gate import OPEN_PATHS, Gate, OpenDoor
@@ -183,6 +184,32 @@ def test_admin_key_alone_closes_admin_and_leaves_the_rest_open() -> None:
     assert ask(gate, "GET", "/v1/x").json()["is_admin"] is False
     assert ask(gate, "GET", "/admin/v1/x").status_code == 401
     assert ask(gate, "GET", "/admin/v1/x", headers=bearer(ADMIN)).status_code == 200
+
+
+def test_an_admin_is_sent_away_like_others_unless_it_is_more_urgent() -> None:
+    """Without keys everybody on this machine is one: under a flood they must not be parsed and tokenized in vain."""
+
+    class FullHouse:
+        def check(self, tenant: str) -> None:
+            raise Overloaded("The queue is full.", cause="queue_full", retry_after_s=1.0)
+
+    door = ServiceDoor(cast(Any, SimpleNamespace(admission=FullHouse())), cast(Any, None))
+    admin, user = Caller("a", is_admin=True), Caller("u", is_admin=False)
+    chat, urgent = b'{"messages": []}', b'{"messages": [], "priority": -1}'
+
+    def is_let_in(path: str, caller: Caller, body: bytes | None) -> bool:
+        try:
+            door.check(path, caller, body)
+        except Overloaded:
+            return False
+        return True
+
+    assert not is_let_in("/v1/completions", user, None), "before its body is read"
+    assert is_let_in("/v1/completions", admin, None), "its body may say that it is urgent"
+    assert not is_let_in("/v1/completions", admin, chat)
+    assert is_let_in("/v1/completions", admin, urgent)
+    assert is_let_in("/v1/models", user, None)
+    assert is_let_in("/v1/models", admin, chat)
 
 
 def test_api_keys_alone_close_admin_for_everybody() -> None:
@@ -364,8 +391,8 @@ def test_whoever_could_not_be_taken_on_is_sent_away_before_the_body_is_read() ->
         def __init__(self) -> None:
             self.codes: list[str] = []
 
-        def check(self, path: str, caller: Caller) -> None:
-            if path == "/v1/x":
+        def check(self, path: str, caller: Caller, body: bytes | None) -> None:
+            if path == "/v1/x" or body == b"too much":
                 raise Overloaded("The queue is full.", cause="queue_full", retry_after_s=2.4)
 
         def refused(self, code: str) -> None:
@@ -378,3 +405,6 @@ def test_whoever_could_not_be_taken_on_is_sent_away_before_the_body_is_read() ->
     assert answer.json()["error"]["code"] == "overloaded"
     assert ask(gate, "POST", "/v1/y").status_code == 200
     assert door.codes == ["overloaded"]
+    answer = ask(gate, "POST", "/v1/y", content=b"too much")
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "3")
+    assert "connection" not in answer.headers, "what was read whole need not be cut off"

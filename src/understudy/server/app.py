@@ -30,9 +30,11 @@ class ServiceDoor:
         """Whether there is an engine."""
         return self._service.backend.state
 
-    def check(self, path: str, caller: Caller) -> None:
-        """Send away whoever could not be taken on. An admin may be more urgent than all who wait."""
-        if path in GENERATING and not caller.is_admin:
+    def check(self, path: str, caller: Caller, body: bytes | None) -> None:
+        """Send away whoever could not be taken on. An admin may be more urgent than who waits, if the body says so."""
+        if path not in GENERATING or caller.is_admin != (body is not None):
+            return
+        if body is None or b'"priority"' not in body:
             self._service.admission.check(caller.tenant)
 
     def refused(self, code: str) -> None:

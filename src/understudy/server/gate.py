@@ -59,8 +59,8 @@ class Door(Protocol):
     def state(self) -> BackendState:
         """Whether there is an engine: before it was ever ready, the gate answers for it."""
 
-    def check(self, path: str, caller: Caller) -> None:
-        """Raise `Overloaded` if a request could not be taken on now, whatever its body says."""
+    def check(self, path: str, caller: Caller, body: bytes | None) -> None:
+        """Raise `Overloaded` if a request could not be taken on now. Asked before its body is read, and with it."""
 
     def refused(self, code: str) -> None:
         """Hear that the gate turned somebody away."""
@@ -71,7 +71,7 @@ class OpenDoor:
 
     state = BackendState("ready")
 
-    def check(self, path: str, caller: Caller) -> None:
+    def check(self, path: str, caller: Caller, body: bytes | None) -> None:
         """Let everybody in."""
 
     def refused(self, code: str) -> None:
@@ -99,16 +99,19 @@ class Gate:
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = _request_id(scope)
         response = _Response(send, request_id, scope["path"])
+        unread = receive if _announces_body(scope) else None
         try:
             scope.setdefault("state", {})["request_id"] = request_id
             scope["state"]["caller"] = caller = self._caller(scope)
             self._check_ready(scope["path"])
-            self._check_door(scope["path"], caller)
+            self._check_door(scope["path"], caller, None)
             body = await self._body(scope, receive)
+            unread = None
+            self._check_door(scope["path"], caller, body)
             await self._app(scope, _with_body(body, receive), response.send)
         except _Refusal as refusal:
             self._door.refused(refusal.code)
-            await response.refuse(refusal, receive if _announces_body(scope) else None)
+            await response.refuse(refusal, unread)
         except _Gone:
             pass
         except Exception:
@@ -159,10 +162,10 @@ class Gate:
             message = "The model is being loaded. Try again in a few seconds."
             raise _Refusal(503, message, "engine_restarting", kind="server_error", headers=headers)
 
-    def _check_door(self, path: str, caller: Caller) -> None:
-        """Send away before anything is read, parsed or tokenized whoever could not be taken on anyway."""
+    def _check_door(self, path: str, caller: Caller, body: bytes | None) -> None:
+        """Send away before anything is read, or at least parsed and tokenized, whoever could not be taken on anyway."""
         try:
-            self._door.check(path, caller)
+            self._door.check(path, caller, body)
         except Overloaded as error:
             problem = problem_of(error, "")
             headers = tuple((name.encode(), value.encode()) for name, value in problem.headers.items())
