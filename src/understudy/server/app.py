@@ -32,9 +32,8 @@ class ServiceDoor:
 
     def check(self, path: str, caller: Caller, body: bytes | None) -> None:
         """Send away whoever could not be taken on. An admin may be more urgent than who waits, if the body says so."""
-        if path not in GENERATING or caller.is_admin != (body is not None):
-            return
-        if body is None or b'"priority"' not in body:
+        may_be_urgent = caller.is_admin and (body is None or b'"priority"' in body)
+        if path in GENERATING and not may_be_urgent:
             self._service.admission.check(caller.tenant)
 
     def refused(self, code: str) -> None:
