@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.server.test_speculation_block import counted, facts
@@ -396,8 +397,9 @@ def test_counting_is_cheap() -> None:
         metrics.hear(ended)
         metrics.ended(exchange)
 
-    assert _fastest_s(one_request) < 100e-6
-    assert _fastest_s(lambda: metrics.hear(CYCLE)) < 20e-6
+    one_s = _fastest_s(Gauge("yardstick", "How fast this machine counts", registry=CollectorRegistry()).inc)
+    assert _fastest_s(one_request) < 200 * one_s
+    assert _fastest_s(lambda: metrics.hear(CYCLE)) < 8 * one_s
 
 
 def _fastest_s(work: Any) -> float:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from email.utils import formatdate
 
 import h11
 from starlette.types import Receive, Scope, Send
@@ -66,6 +67,8 @@ class Connection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Take bytes. A head that has only begun is waited for, but not for ever."""
+        date = formatdate(usegmt=True).encode()
+        self.server_state.default_headers = [(b"date", date), *self.config.encoded_headers]
         super().data_received(data)
         if self.conn.their_state is not h11.IDLE:
             self._stop_watching()

@@ -31,7 +31,6 @@ KEEP_ALIVE_S = 30
 _FLUSH_S = 5
 """What was said last has this long to be read."""
 _TICK_S = 0.05
-_DATE_S = 1.0
 _MOST_FILES = 65536
 _BACKLOG = 2048
 _NICENESS = 10
@@ -40,8 +39,8 @@ _NICENESS = 10
 class _Web(uvicorn.Server):
     """uvicorn without its signal handlers: the life around it decides when it ends.
 
-    It wakes once a second for the date of its answers, not ten times to see whether it should end: the engine
-    is busy on these cores, and every wake-up finds cold caches.
+    It does not wake ten times a second to see whether it should end: the engine is busy on these cores, and every
+    wake-up finds cold caches. Connections look at the clock for the date of their answers.
     """
 
     def __init__(self, config: uvicorn.Config) -> None:
@@ -50,11 +49,7 @@ class _Web(uvicorn.Server):
 
     async def main_loop(self) -> None:
         """Return when it was told to leave."""
-        while not self._ended.is_set():
-            await self.on_tick(0)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_DATE_S):
-                    await self._ended.wait()
+        await self._ended.wait()
 
     def leave(self) -> None:
         """Take no more connections, let those that are open finish, and end."""

@@ -149,6 +149,8 @@ class EngineProcess(asyncio.Protocol):
             raise EngineLost("The engine is being started again.", "Ask again in a few seconds.")
         request_id = request.request_id
         assert request_id not in self._mail, "every request has an id of its own"
+        if not self._mail:  # it had nothing to say until now
+            self._heard_s = time.monotonic()
         mailbox = self._mail[request_id] = Mailbox(request.sampling.n, lambda: self._send(Abort(request_id)))
         try:
             self._send(Submit(request))
@@ -277,7 +279,7 @@ class EngineProcess(asyncio.Protocol):
         """Return when the connection is lost, or when the engine has been silent for too long with work to do."""
         while not self._gone.is_set():
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._gone.wait(), timeout=min(1.0, self._step_timeout_s / 4))
+                await asyncio.wait_for(self._gone.wait(), timeout=self._step_timeout_s / 4)
             limit_s = self._step_timeout_s if self._ready.is_set() else START_TIMEOUT_S
             # answers that are whole and only wait for their reader are none of the engine's work
             has_work = any(mailbox.is_expecting for mailbox in self._mail.values())
