@@ -120,6 +120,7 @@ class Engines:
         self._trained = trained
         self._shape = Shape(num_children=2 if rivals else 1)
         self._settings = settings
+        self.ignore_eos = True
         self._built: dict[Any, Engine] = {}
         self._cycles: list[Cycle] = []
 
@@ -171,7 +172,9 @@ class Engines:
         while waiting or engine.has_work:
             while waiting and engine.num_live_requests < streams:
                 number, ids = waiting.pop()
-                sampling = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=number, ignore_eos=True)
+                sampling = SamplingParams(
+                    temperature=temperature, max_tokens=max_tokens, seed=number, ignore_eos=self.ignore_eos
+                )
                 engine.submit(
                     Request(
                         request_id=str(number),
@@ -196,8 +199,9 @@ def speed(target: Target, options: argparse.Namespace) -> list[dict[str, Any]]:
         rivals=not options.no_rivals,
         kv_tokens=options.kv_tokens,
         max_sequences=max(64, *streams),
-        max_rows_per_step=max(options.rows_per_step, 2 * max(streams)),
+        max_rows_per_step=options.rows_per_step or (2 * max(streams) if max(streams) > 256 else None),
     )
+    engines.ignore_eos = not options.until_end
     arms: dict[str, tuple[Engine, Speculation]] = {
         "plain": (engines.engine(()), Speculation()),
     }
@@ -349,8 +353,11 @@ def main() -> None:
     parser.add_argument("--temperatures", default="0,1", help="of exact")
     parser.add_argument("--prompts", type=Path, help="a JSON list of {class, text}; our own if none is given")
     parser.add_argument("--num-prompts", type=int, default=8)
-    parser.add_argument("--rows-per-step", type=int, default=256, help="of prompts read at once, of speed")
+    parser.add_argument("--rows-per-step", type=int, help="of prompts and answers computed at once, of speed")
     parser.add_argument("--max-tokens", type=int, default=192)
+    parser.add_argument(
+        "--until-end", action="store_true", help="answers end where the model ends them; else all have --max-tokens"
+    )
     parser.add_argument("--no-default", action="store_true", help="leave the arm with the control plane out")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--kv-tokens", type=int)

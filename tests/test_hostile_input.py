@@ -223,7 +223,6 @@ BAD_CONFIGS: list[dict[str, Any]] = [
         for name in ("max_rows_per_step", "max_sequences", "max_context", "kv_tokens", "num_threads")
         for value in (0, -1, 1.5, True, "8", math.nan)
     ),
-    {"max_rows_per_step": None},
     {"max_sequences": None},
 ]
 

@@ -222,7 +222,7 @@ def build_engine(
 ) -> Engine:
     """Put an engine around a target. Costs that are not given are measured, unless there is nothing to decide."""
     config = config or EngineConfig()
-    if target.device == "cuda" and config.max_rows_per_step > MOST_PLACES:
+    if target.device == "cuda" and (config.max_rows_per_step or 0) > MOST_PLACES:
         raise ConfigError(f"max_rows_per_step is {config.max_rows_per_step}.", f"On a GPU it is {MOST_PLACES} at most.")
     num_blocks = -(-_kv_tokens(target, config) // target.page_tokens)
     if target.device == "cuda":

@@ -49,8 +49,8 @@ class EngineConfig:
     """Children of a node in the trees that a trained draft grows; with 1 they are chains."""
     cross_tokenizer: bool = False
     """Whether the draft model may have another vocabulary than its target."""
-    max_rows_per_step: int = 256
-    """One budget for prompt chunks, decoded tokens and drafted rows."""
+    max_rows_per_step: int | None = None
+    """One budget for prompt chunks, decoded tokens and drafted rows; what the device does best with if None."""
     max_sequences: int = 64
     max_context: int | None = None
     """Longest text, prompt and answer; the model's own limit if None."""
@@ -127,7 +127,7 @@ class EngineConfig:
             raise ConfigError(f"control_share is {share!r}.", "Give a number from 0 to 0.5.")
         for name in ("max_rows_per_step", "max_sequences", "max_context", "kv_tokens", "num_threads", "draft_tree"):
             value = getattr(self, name)
-            if value is None and name in ("max_context", "kv_tokens", "num_threads"):
+            if value is None and name in ("max_rows_per_step", "max_context", "kv_tokens", "num_threads"):
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ConfigError(f"{name} is {value!r}.", "Give a whole number of at least 1.")

@@ -117,7 +117,7 @@ def test_plans(num_outputs: int, num_inputs: int) -> None:
     split = split_for(num_outputs, num_inputs)
     assert split.padded(num_inputs) - num_inputs < split.unit
     assert split.num_parts == 1 or num_outputs < 8192
-    for num_rows in (1, 16, 17, 32, 64, 128, 256, 2048):
+    for num_rows in (1, 16, 17, 32, 64, 128, 256, 512, 2048):
         tile = tile_for(num_rows, num_outputs=num_outputs, split=split)
         assert (tile.outputs + tile.rows) * tile.inputs * 2 * tile.num_stages <= 227 * 1024
         assert split.unit % tile.inputs == 0

@@ -28,7 +28,7 @@ from typing import cast
 from understudy.advise.scores import Score, ScoredCycle, TranscriptScore
 from understudy.advise.shared_draft import SharedDraft
 from understudy.advise.transcript import Transcript
-from understudy.config import TRAINED_DRAFTERS, EngineConfig
+from understudy.config import TRAINED_DRAFTERS
 from understudy.control.cost import CostModel, Load
 from understudy.control.health import Health
 from understudy.control.ledger import Ledger
@@ -56,7 +56,7 @@ class Limits:
     vocab_size: int = NO_LIMIT
     max_context: int = NO_LIMIT
     """Longest text, prompt and answer: no draft reaches beyond it."""
-    max_rows_per_step: int = EngineConfig().max_rows_per_step
+    max_rows_per_step: int = 256
 
 
 @dataclass(frozen=True, slots=True)

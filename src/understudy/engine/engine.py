@@ -70,6 +70,7 @@ class Engine:
         self._tokenizer = tokenizer
         self._emit = emit
         self._clock = clock
+        self._max_rows = self.config.max_rows_per_step or runner.decoder.kernels.rows_per_step
         self._pool = BlockPool(runner.num_blocks)
         self._prefix = PrefixCache(self._pool, runner.page_tokens) if self.config.prefix_cache else None
         self._drafting = Drafting(
@@ -85,7 +86,7 @@ class Engine:
         self._scheduler = Scheduler(
             self._pool,
             page_tokens=runner.page_tokens,
-            max_rows=self.config.max_rows_per_step,
+            max_rows=self._max_rows,
             max_sequences=self.config.max_sequences,
             on_preempt=lambda sequence: emit(Preempted(sequence.request.request_id, sequence.choice)),
         )
@@ -293,7 +294,7 @@ class Engine:
         found, reason = self._drafting.propose(
             [shares[i].sequence for i in ready],
             base,
-            max_rows=self.config.max_rows_per_step - base.rows,
+            max_rows=self._max_rows - base.rows,
             num_emitting=sum(share.reaches_end for share in shares),
             has_to_ask=self._has_to_ask,
             idle_since_s=idle_since_s,

@@ -53,6 +53,7 @@ class CpuKernels:
     feature_multiple = LANES
     head_dim_multiple = LANES
     tails_alone = False
+    rows_per_step = 256
     number_bytes = 4
     output_weights: WeightType = "fp32"
 

@@ -64,6 +64,7 @@ class CudaKernels:
     feature_multiple = 16
     head_dim_multiple = 16
     tails_alone = True
+    rows_per_step = 512
     number_bytes = 2
 
     def __init__(self, *, device: str = "cuda", dtype: torch.dtype = torch.bfloat16) -> None:

@@ -26,7 +26,7 @@ from torch import Tensor
 from understudy.kernels.cuda_overlap import launch_options, prefetch_inputs, wait_for_inputs
 from understudy.kernels.cuda_plans import Split, Tile, gated_tile_for, split_for, tile_for
 
-OUTPUT_MULTIPLE = 128
+OUTPUT_MULTIPLE = 256
 """Outputs are padded with zero weights to whole tiles of any size."""
 
 

@@ -31,6 +31,8 @@ Floats = NDArray[np.float32]
 
 MOST_DECODERS = 16
 _LEAST_KEYS = 256
+_EVEN_ROWS, _ROWS_APART = 256, 128
+"""Beyond so many rows arithmetic takes the time, not reading the weights: sizes lie closer than powers of two."""
 _FEW_LOGITS = 16
 """So many logits take as long as one: the output layer's tile has sixteen rows."""
 _NUM_STAGES = 12
@@ -58,7 +60,7 @@ class Size(NamedTuple):
         """The size that a pass is rounded up to."""
         num_rows, num_logits = len(rows.token_ids), len(rows.logit_rows)
         return cls(
-            rows=rounded(num_rows),
+            rows=rounded(num_rows) if num_rows <= _EVEN_ROWS else -(-num_rows // _ROWS_APART) * _ROWS_APART,
             groups=rounded(len(rows.group_tables)),
             logits=rounded(num_logits, _FEW_LOGITS) if num_logits else 0,
             keys=rounded(int(rows.positions.max()) + 1, _LEAST_KEYS),

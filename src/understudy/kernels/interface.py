@@ -191,6 +191,8 @@ class Kernels(Protocol):
     head_dim_multiple: int
     tails_alone: bool
     """Whether rows with tails are best read one by one: see kernels/rows.py"""
+    rows_per_step: int
+    """Rows of a pass, prompts and all, up to which each further one is cheaper, and which nobody minds waiting for"""
     number_bytes: int
     """Memory of one number of the cache"""
     output_weights: WeightType

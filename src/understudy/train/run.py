@@ -61,8 +61,8 @@ from understudy.train.prompts import TrainPrompt, read_prompts
 from understudy.train.settings import TrainSettings
 from understudy.train.teacher import Teacher
 
-_GPU_ROWS = 1024
-"""Rows of a step while answers are collected on a GPU: half for texts that are being written, half for prompts."""
+_GPU_ROWS, _CPU_ROWS = 1024, 256
+"""Rows of a step while answers are collected: half for texts that are being written, half for prompts."""
 
 _NUM_DRAFT_IDS = 8192
 DraftKind = HeadKind | Literal["model"]
@@ -230,7 +230,7 @@ def _collect(plan: Plan, prompts: Sequence[TrainPrompt], path: Path, *, deadline
     if num_lines >= num_wanted:
         return True
     is_on_gpu = train_device(plan.device) == "cuda"
-    num_rows = _GPU_ROWS if is_on_gpu else EngineConfig().max_rows_per_step
+    num_rows = _GPU_ROWS if is_on_gpu else _CPU_ROWS
     config = EngineConfig(
         drafters=(),  # with so many texts at once there is nothing to gain
         device=plan.device,
