@@ -7,6 +7,7 @@ Triton the importing module is skipped. The interpreter knows no bf16 products, 
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,22 @@ if not ON_GPU:
     os.environ["TRITON_INTERPRET"] = "1"
 
 pytest.importorskip("triton", reason="Triton is not installed; `pip install triton` adds it for these tests")
+
+if not ON_GPU:
+    from triton.runtime import interpreter
+
+    def _dot(builder: Any, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprecise_acc: Any) -> Any:
+        """A product whose sums are added up in one order, as on a tensor core.
+
+        The interpreter's own is numpy's: on some machines its bits depend on the number of rows.
+        """
+        total = d.data
+        left, right = a.data.astype(total.dtype), b.data.astype(total.dtype)
+        for place in range(left.shape[-1]):
+            total = total + left[..., :, place : place + 1] * right[..., place : place + 1, :]
+        return interpreter.TensorHandle(total, d.dtype.scalar)
+
+    interpreter.InterpreterBuilder.create_dot = _dot
 
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
 DTYPE = torch.bfloat16 if ON_GPU else torch.float16

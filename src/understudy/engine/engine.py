@@ -230,13 +230,10 @@ class Engine:
         if not underway.is_counted_on and not self._scheduler.waiting:  # else the next pass drafts nothing
             self._drafting.early.begin([share.sequence for share in shares], self._drafting.switches)
         alive = [index for index, over in enumerate(is_over) if not over]
-        for index in alive:
+        layers = self._drafting.showing.layers
+        for index in [index for index in alive if layers or proposals[index].scouts.tokens]:
             self._drafting.learn(
-                shares[index],
-                proposals[index],
-                answers[index],
-                verdicts[index].path,
-                first=underway.starts[index],
+                shares[index], proposals[index], answers[index], verdicts[index].path, first=underway.starts[index]
             )
         if not underway.is_counted_on:
             commit(self._runner, [(shares[index], verdicts[index]) for index in alive])

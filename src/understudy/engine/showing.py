@@ -81,7 +81,7 @@ class Showing:
 
     def wants(self, sequence: Sequence, switches: Switches) -> bool:
         """Whether anybody would look at a sequence's rows."""
-        return any(self._sees(drafter, sequence, switches) for drafter in self._drafters)
+        return bool(self._drafters) and any(self._sees(drafter, sequence, switches) for drafter in self._drafters)
 
     def show(self, share: Share, answer: Answer, path: Items[int], switches: Switches, *, first: int) -> None:
         """Show the rows of a pass that become part of the text: those known, and the accepted nodes `path`.

@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from understudy.kernels.cuda_overlap import IS_INTERPRETED, launch_options, wait_for_inputs
+from understudy.kernels.cuda_overlap import IS_INTERPRETED, ask_for, launch_options, wait_for_inputs
 from understudy.kernels.cuda_rows import GROUP_ROWS, PAGE, PlacedRows
 
 SPAN: int = 128
@@ -34,6 +34,8 @@ NO_WINDOW = 2**31 - 1
 MOST_COUNTERS = 128
 """Groups times key heads up to which each span is a program of its own: with more, every multiprocessor has work."""
 _WARPS = 4
+_SPANS_AHEAD = tl.constexpr(4)
+"""Spans that a program asks for before its queries are there."""
 _MINUS_HUGE = tl.constexpr(-3.0e38)
 
 
@@ -121,6 +123,27 @@ def _load_slots(cache, slots, is_there, kv_head, num_kv_heads: tl.constexpr, pag
 
 
 @triton.jit
+def _wait_for_queries(
+    keys, values, table, first_span, last_span, length, kv_head,
+    num_kv_heads: tl.constexpr, page: tl.constexpr, dim: tl.constexpr, span: tl.constexpr, spans_apart: tl.constexpr,
+    overlap: tl.constexpr,
+):  # fmt: skip
+    """Wait for what other kernels write, and ask for the first spans of a shared prefix meanwhile.
+
+    All its keys but those of this pass were written long ago, so they can be in the second-level cache by then.
+    """
+    if overlap:
+        for index in range(first_span, tl.minimum(last_span, first_span + (1 if spans_apart else _SPANS_AHEAD))):
+            positions = tl.maximum(tl.minimum(index * span + tl.arange(0, span), length - 1), 0)
+            blocks = tl.load(table + positions // page).to(tl.int64)
+            lines = (blocks * num_kv_heads + kv_head) * page + positions % page
+            places = lines[:, None] * dim + tl.arange(0, dim // 64)[None, :] * 64  # 64 numbers are a line of the cache
+            ask_for(keys + places)
+            ask_for(values + places)
+    wait_for_inputs(overlap)
+
+
+@triton.jit
 def _span_in_line(
     asked, keys, values, table, index, earliest, longest, lengths, kv_head, score_scale, window,
     num_kv_heads: tl.constexpr, page: tl.constexpr, dim: tl.constexpr, span: tl.constexpr,
@@ -172,7 +195,6 @@ def _attend(
 
     Spans apart are written to sums_apart [spans, rows, heads, dim], highs_apart and totals_apart [spans, rows, heads].
     """
-    wait_for_inputs(overlap)
     group, kv_head = tl.program_id(0), tl.program_id(1)
     first = tl.load(group_starts + group)
     count = tl.load(group_starts + group + 1) - first
@@ -192,9 +214,12 @@ def _attend(
     earliest = tl.maximum(tl.min(tl.where(is_query, lengths, longest), axis=0) - window, 0)  # seen by any row
     at = rows.to(tl.int64) * (num_kv_heads * group_heads) + kv_head * group_heads + lines % group_heads
     elements = at[:, None] * dim + tl.arange(0, dim)[None, :]
-    asked = tl.load(queries + elements, mask=is_query[:, None], other=0.0)
-
     first_span, last_span = earliest // span, tl.cdiv(longest, span)
+    _wait_for_queries(
+        keys, values, table, tl.program_id(2) if spans_apart else first_span, last_span, shared, kv_head,
+        num_kv_heads, page, dim, span, spans_apart, overlap,
+    )  # fmt: skip
+    asked = tl.load(queries + elements, mask=is_query[:, None], other=0.0)
     # spans from here on are read for each row; without tails there are none
     first_own = tl.where(tl.max(tails, axis=0) > 0, tl.maximum(shared // span, first_span), last_span)
     high, total, sums = _nothing(num_queries, dim)

@@ -21,7 +21,7 @@ from torch import Tensor
 from understudy.core.dice import Dice
 from understudy.core.static_tree import StaticTree
 from understudy.kernels import cuda_sample
-from understudy.kernels.cuda_passes import Places, cut, rounded, write_dice
+from understudy.kernels.cuda_passes import Places, capture, cut, rounded, write_dice
 from understudy.kernels.cuda_rows import GROUP_ROWS, PAGE, PlacedRows
 from understudy.kernels.rows import MOST_PLACES
 
@@ -247,9 +247,7 @@ class _Captured:
         self._passes.places.num_firsts += self._is_new
         self._is_new = False
         if self._passes.use_graphs:
-            torch.cuda.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._passes.pool):
+            with capture(self._passes.pool) as graph:
                 self._passes.compute(self._placed)
             self._graph = graph
 

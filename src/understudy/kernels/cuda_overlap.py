@@ -54,6 +54,14 @@ def wait_for_inputs(overlap: tl.constexpr):
 
 
 @triton.jit
+def ask_for(places):
+    """Let what lies at some places be on its way to the second-level cache."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [places], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
 def prefetch_inputs(lines, first, num_inputs, overlap: tl.constexpr):
     """Ask for the first weights of some lines [lines, 1], so that they are in the second-level cache when read.
 
@@ -61,7 +69,4 @@ def prefetch_inputs(lines, first, num_inputs, overlap: tl.constexpr):
     """
     if overlap:
         places = first + tl.minimum(tl.arange(0, _LINES_AHEAD) * 64, num_inputs - 64)
-        tl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [lines + places[None, :]],
-            dtype=tl.int32, is_pure=False, pack=1,
-        )  # fmt: skip
+        ask_for(lines + places[None, :])

@@ -12,7 +12,9 @@ places of its own, so a target can name what its draft has just guessed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import gc
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from typing import Any, NamedTuple
 
@@ -176,6 +178,24 @@ class CudaPasses:
         return CudaLaunched(stage, logits, num_places=len(dice))
 
 
+@contextlib.contextmanager
+def capture(pool: Any) -> Iterator[torch.cuda.CUDAGraph]:
+    """Capture what is launched within.
+
+    The collector rests meanwhile: should it come upon a graph that nobody needs, to end that would end the capture.
+    """
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        with torch.cuda.graph(graph, pool=pool):
+            yield graph
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 class _Captured:
     """A pass of one size: its buffers on the device, and the graph over them once it was captured."""
 
@@ -202,9 +222,7 @@ class _Captured:
         self._passes._shared.num_firsts += self._is_new
         self._is_new = False
         if self._passes._use_graphs:
-            torch.cuda.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._passes._pool):
+            with capture(self._passes._pool) as graph:
                 self._logits = self._launch()
             self._graph = graph
         return logits

@@ -74,6 +74,18 @@ class _Building:
     tail_slots: list[int] = field(default_factory=list)
     logit_rows: list[int] = field(default_factory=list)
 
+    def add_single(self, work: Work, index: int) -> None:
+        """Add a row that a word is drawn from, and that reads its keys alone."""
+        row, length = len(self.token_ids), work.cache.length
+        self.token_ids.append(work.known[0])
+        self.positions.append(length)
+        self.slots.append(work.cache.slot(0))
+        self.prefix_lens.append(length + 1)
+        self.tail_starts.append(len(self.tail_slots))
+        self.logit_rows.append(row)
+        self.group_starts.append(row)
+        self.group_tables.append(index)
+
 
 class TreeNode(NamedTuple):
     """How the row of one node reads its path; the text before the draft is read through the block table."""
@@ -109,6 +121,9 @@ def build_rows(works: Sequence[Work], *, heads_per_kv_head: int, tails_alone: bo
     building = _Building()
     for index, work in enumerate(works):
         first, num_known = len(building.token_ids), len(work.known)
+        if work.is_single:  # most are, beside the prompts of a few
+            building.add_single(work, index)
+            continue
         slots = work.cache.slots(work.num_rows)
         _add_known(building, work, slots)
         draft = _add_draft(building, work, work.draft, slots, num_before=0)
