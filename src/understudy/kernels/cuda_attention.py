@@ -34,8 +34,6 @@ NO_WINDOW = 2**31 - 1
 MOST_COUNTERS = 128
 """Groups times key heads up to which each span is a program of its own: with more, every multiprocessor has work."""
 _WARPS = 4
-_SPANS_AHEAD = tl.constexpr(4)
-"""Spans that a program asks for before its queries are there."""
 _MINUS_HUGE = tl.constexpr(-3.0e38)
 
 
@@ -124,20 +122,21 @@ def _load_slots(cache, slots, is_there, kv_head, num_kv_heads: tl.constexpr, pag
 
 @triton.jit
 def _wait_for_queries(
-    keys, values, table, first_span, last_span, length, kv_head,
+    keys, values, table, index, last_span, length, kv_head,
     num_kv_heads: tl.constexpr, page: tl.constexpr, dim: tl.constexpr, span: tl.constexpr, spans_apart: tl.constexpr,
     overlap: tl.constexpr,
 ):  # fmt: skip
-    """Wait for what other kernels write, and ask for the first spans of a shared prefix meanwhile.
+    """Wait for what other kernels write; a program with one span asks for what it shares of that meanwhile.
 
-    All its keys but those of this pass were written long ago, so they can be in the second-level cache by then.
+    All keys but those of this pass were written long ago, so they can be in the second-level cache by then. Where
+    programs are many, others compute while one waits, and to ask would only be in their way.
     """
-    if overlap:
-        for index in range(first_span, tl.minimum(last_span, first_span + (1 if spans_apart else _SPANS_AHEAD))):
+    if overlap and spans_apart:
+        if index < last_span:
             positions = tl.maximum(tl.minimum(index * span + tl.arange(0, span), length - 1), 0)
             blocks = tl.load(table + positions // page).to(tl.int64)
             lines = (blocks * num_kv_heads + kv_head) * page + positions % page
-            places = lines[:, None] * dim + tl.arange(0, dim // 64)[None, :] * 64  # 64 numbers are a line of the cache
+            places = lines[:, None] * dim + tl.arange(0, (dim + 63) // 64)[None, :] * 64  # 64 are a line of the cache
             ask_for(keys + places)
             ask_for(values + places)
     wait_for_inputs(overlap)
@@ -216,8 +215,8 @@ def _attend(
     elements = at[:, None] * dim + tl.arange(0, dim)[None, :]
     first_span, last_span = earliest // span, tl.cdiv(longest, span)
     _wait_for_queries(
-        keys, values, table, tl.program_id(2) if spans_apart else first_span, last_span, shared, kv_head,
-        num_kv_heads, page, dim, span, spans_apart, overlap,
+        keys, values, table, tl.program_id(2), last_span, shared, kv_head, num_kv_heads, page, dim, span, spans_apart,
+        overlap,
     )  # fmt: skip
     asked = tl.load(queries + elements, mask=is_query[:, None], other=0.0)
     # spans from here on are read for each row; without tails there are none
