@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import select
 import socket
-from collections.abc import Iterator
 
 import msgspec
 
@@ -44,12 +43,12 @@ class Frames:
     def __init__(self) -> None:
         self._bytes = bytearray()
 
-    def add(self, piece: bytes) -> Iterator[bytes]:
-        """Take more bytes; yield the body of every frame that is now whole."""
+    def add(self, piece: bytes) -> list[bytes]:
+        """Take more bytes; return the body of every frame that is now whole."""
         if not self._bytes and int.from_bytes(piece[:_LENGTH_BYTES], "little") == len(piece) - _LENGTH_BYTES:
-            yield piece[_LENGTH_BYTES:]  # exactly one, as nearly always
-            return
+            return [piece[_LENGTH_BYTES:]]  # exactly one, as nearly always
         self._bytes += piece
+        whole: list[bytes] = []
         start = 0
         while len(self._bytes) - start >= _LENGTH_BYTES:
             length = int.from_bytes(self._bytes[start : start + _LENGTH_BYTES], "little")
@@ -58,9 +57,10 @@ class Frames:
             end = start + _LENGTH_BYTES + length
             if len(self._bytes) < end:
                 break
-            yield bytes(self._bytes[start + _LENGTH_BYTES : end])
+            whole.append(bytes(self._bytes[start + _LENGTH_BYTES : end]))
             start = end
         del self._bytes[:start]
+        return whole
 
 
 class Channel:

@@ -46,6 +46,8 @@ class Shape(Protocol):
     object_name: str
     """What a whole answer calls itself."""
     chunk_name: str
+    is_plain: bool
+    """Whether chunks hang on their output alone: those that could not be sent may be made again."""
 
     def openings(self) -> list[bytes]:
         """Choices that a stream begins with, each in a chunk of its own."""
@@ -105,11 +107,12 @@ async def _events(service: Service, order: Order, shape: Shape, write_now: Write
 
     def take(output: Output) -> bool:
         """Write words where they arrive: waking the task that waits for them is a fifth of what an event costs."""
-        if not write_now(b""):
+        if not shape.is_plain and not write_now(b""):  # it remembers what it has told, so that must be sure to leave
+            return False
+        pieces = shape.chunks(output.choice, output)
+        if pieces and not write_now(b"".join([frame.event(piece) for piece in pieces])):
             return False
         exchanges[0].saw(output)  # as the service does with those that it yields
-        if pieces := shape.chunks(output.choice, output):
-            write_now(b"".join([frame.event(piece) for piece in pieces]))
         return True
 
     async with contextlib.aclosing(_outputs(service, exchanges, order.num_choices)) as outputs:

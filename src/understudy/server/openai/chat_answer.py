@@ -21,7 +21,7 @@ class ChatAnswer:
     def __init__(self, order: Order, tokenizer: Tokenizer) -> None:
         self._order = order
         self._tokenizer = tokenizer
-        self._is_plain = order.tools is None and order.num_logprobs is None and not order.has_token_ids
+        self.is_plain = order.tools is None and order.num_logprobs is None and not order.has_token_ids
         self._readers = [self._reader() for _ in range(order.num_choices)]
 
     def openings(self) -> list[bytes]:
@@ -32,7 +32,7 @@ class ChatAnswer:
     def chunks(self, place: int, output: Output) -> list[bytes]:
         """Text as it comes, each tool call whole, and at the end the reason for it."""
         text = shown_text(self._order, output)
-        if self._is_plain:
+        if self.is_plain:
             pieces = [_chunk(place, b'{"content":' + encode(text) + b"}")] if text else []
         else:
             pieces = self._detailed(place, output, text)

@@ -29,7 +29,7 @@ class CompletionAnswer:
             [CompletionLogprobs(tokenizer, num_top) for _ in range(num_places)] if num_top is not None else []
         )
         self._unopened = set(range(num_places))
-        self._is_plain = num_top is None and not order.has_token_ids and not order.texts
+        self.is_plain = num_top is None and not order.has_token_ids and not order.texts
 
     def openings(self) -> list[bytes]:
         """A stream begins with its first words."""
@@ -37,7 +37,7 @@ class CompletionAnswer:
 
     def chunks(self, place: int, output: Output) -> list[bytes]:
         """Text as it comes, the last of it with the reason for the end."""
-        if self._is_plain and output.finish_reason is None:
+        if self.is_plain and output.finish_reason is None:
             return [_PLAIN % (place, encode(output.text))] if output.text else []
         fields = self._fields(place, output)
         if not (fields["text"] or fields["logprobs"] or fields.get("token_ids") or output.finish_reason):
