@@ -29,13 +29,14 @@ class BlockHead(nn.Module):
         hidden, eps = spec.target.hidden_size, spec.target.rms_norm_eps
         self.fusion = Fusion(spec)
         self.context_norm = RmsNorm(hidden, eps)
-        self.mask_embeddings = nn.Parameter(torch.randn(spec.num_tokens, hidden) * 0.02)
+        self.mask_embeddings = nn.Parameter(torch.empty(spec.num_tokens, hidden))
         self.layers = nn.ModuleList(BlockLayer(spec) for _ in range(spec.num_layers))
         self.output_norm = RmsNorm(hidden, eps)
         num_draft_ids = spec.num_draft_ids
         # one line more than draft ids: all tokens that are none of them share the last
         self.markov_in = nn.Embedding(num_draft_ids + 1, spec.markov_rank)
         self.markov_out = nn.Linear(spec.markov_rank, num_draft_ids, bias=False)
+        nn.init.normal_(self.mask_embeddings, std=0.02)
         nn.init.normal_(self.markov_in.weight, std=0.02)
         nn.init.zeros_(self.markov_out.weight)
         self.confidence_out = nn.Linear(hidden + spec.markov_rank, 1)

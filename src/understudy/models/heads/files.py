@@ -21,7 +21,7 @@ from typing import Any, Literal
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
-from torch import Tensor
+from torch import Tensor, nn
 
 from understudy.errors import ModelError
 from understudy.models.heads.block import BlockHead
@@ -104,8 +104,7 @@ def load_head(folder: Path) -> TrainedHead:
     ids = tensors.pop(_IDS, None)
     if ids is None or ids.shape != (spec.num_draft_ids,) or ids.dtype != torch.int32:
         raise ModelError(f"{weights_file}: {_IDS} is not a list of {spec.num_draft_ids:,} ids.", _AGAIN)
-    with torch.device("meta"):
-        head = make_head(spec)
+    head = _empty_head(spec)
     head.load_state_dict(_checked(head, tensors, weights_file), assign=True)
     head.requires_grad_(requires_grad=False)
     provenance = declared.get("provenance")
@@ -114,6 +113,22 @@ def load_head(folder: Path) -> TrainedHead:
     except ModelError as error:
         raise ModelError(f"{weights_file}: {error.message}", error.remedy) from None
     return TrainedHead(spec, head, vocabulary, provenance if isinstance(provenance, dict) else {})
+
+
+def _empty_head(spec: HeadSpec) -> DraftHead:
+    """The network of a spec with no weights at all.
+
+    On the meta device drawing first ones would import torch's compiler, which takes seconds; so none are drawn.
+    """
+    drawing = {name: getattr(nn.init, name) for name in ("normal_", "uniform_", "kaiming_uniform_", "zeros_")}
+    try:
+        for name in drawing:
+            setattr(nn.init, name, lambda tensor, *settings, **named: tensor)
+        with torch.device("meta"):
+            return make_head(spec)
+    finally:
+        for name, function in drawing.items():
+            setattr(nn.init, name, function)
 
 
 def _stored(name: str, tensor: Tensor, stored: StoredType) -> dict[str, Tensor]:
