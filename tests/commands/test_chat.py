@@ -177,7 +177,8 @@ class Terminal:
     def __enter__(self) -> Terminal:
         self._end, theirs = pty.openpty()
         code = (
-            "import fcntl, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+            "import fcntl, signal, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+            "signal.signal(signal.SIGINT, signal.default_int_handler); "  # ignored in what a shell starts beside it
             "from understudy.cli import main; sys.exit(main(sys.argv[1:]))"
         )
         command = [sys.executable, "-c", code, "chat", *self.arguments]
