@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import socket
 import time
+from datetime import datetime
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import BinaryIO
 
@@ -12,7 +14,7 @@ import pytest
 
 from tests.server import served as serving
 from tests.server.fake_backend import FakeBackend
-from tests.server.served import fake_service, served
+from tests.server.served import fake_service, served, talk
 from understudy.server import connection
 from understudy.server.app import make_app
 from understudy.server.config import ServerConfig
@@ -118,3 +120,17 @@ def _text_of(stream: bytes) -> str:
     *events, done, rest = stream.split(b"\n\n")
     assert (done, rest) == (b"data: [DONE]", b"")
     return "".join(json.loads(event.removeprefix(b"data: "))["choices"][0]["text"] for event in events)
+
+
+def test_every_answer_has_the_date_of_its_request(tmp_path: Path) -> None:
+    service = fake_service(tmp_path, CONFIG)
+    ask = b"GET /health HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n"
+    with served(make_app(service), CONFIG) as address:
+        first = _date(talk(address, ask))
+        time.sleep(1.1)
+        assert first < _date(talk(address, ask))
+
+
+def _date(answer: bytes) -> datetime:
+    (line,) = [line for line in answer.split(b"\r\n") if line.lower().startswith(b"date: ")]
+    return parsedate_to_datetime(line[6:].decode())

@@ -57,6 +57,7 @@ class Limits:
     max_context: int = NO_LIMIT
     """Longest text, prompt and answer: no draft reaches beyond it."""
     max_rows_per_step: int = 256
+    """As on a CPU; no draft is that large."""
 
 
 @dataclass(frozen=True, slots=True)

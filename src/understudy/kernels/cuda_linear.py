@@ -10,7 +10,7 @@ whatever the tile. That was measured, with `torch.equal`; the tests and the star
 The result is left in parts, [parts, rows, outputs] in fp32. Whoever reads it next adds the parts in order, which saves
 a launch for each layer: the norm, the rotation and the gate in cuda_ops all begin so.
 
-Weights are the left operand, with 64 or 128 outputs to a tile, and rows the right one: a tensor core takes 64 lines on
+Weights are the left operand, with 64 to 256 outputs to a tile, and rows the right one: a tensor core takes 64 lines on
 the left but as few as 8 on the right, so that few rows waste little.
 """
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -87,3 +89,10 @@ def test_a_damaged_declaration_is_refused_by_name(folder: Path) -> None:
     place.write_text("{")
     with pytest.raises(ModelError, match=f"{FIRST}.*is not JSON"):
         default_draft_for("mine")
+
+
+def test_reading_one_does_not_import_the_compiler_of_torch() -> None:
+    """That would make every start of an engine two seconds longer."""
+    reads = "from understudy.models.heads import files, shipped; files.load_head(shipped.shipped_draft('block'))"
+    code = f"import sys; {reads}; print('torch._dynamo' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
