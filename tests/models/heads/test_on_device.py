@@ -6,7 +6,7 @@ All nodes of their trees are looked at: what follows each is what the network sa
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import cast
@@ -202,26 +202,36 @@ def test_a_block_s_tree_is_wide(rig: Rig) -> None:
 @pytest.mark.parametrize("temperature", [0.0, 1.0, 1.5])
 def test_words_are_those_that_a_tree_on_the_host_has(rig: Rig, temperature: float) -> None:
     """The two best of score + the noise of their own id and position, behind every node; without noise at 0."""
-    count, dice = 6, Dice(temperature=temperature, top_k=0, top_p=1.0, min_p=0.0, seed=11, choice=2)
+    num_equal = num_moved = num_nodes = 0
+    for seed in (12, 13, 14):  # one seed's noise may move nothing
+        nodes = list(beside_the_host(rig, temperature, seed))
+        num_nodes += len(nodes)
+        num_equal += sum(is_equal for is_equal, _ in nodes)
+        num_moved += sum(is_moved for _, is_moved in nodes)
+    assert num_equal >= 0.8 * num_nodes
+    assert (num_moved > 0) == (temperature > 0.0), "noise decides somewhere"
+
+
+def beside_the_host(rig: Rig, temperature: float, seed: int) -> Iterator[tuple[bool, bool]]:
+    """Whether each node is followed by the host's words, and whether noise had the host take another than the best."""
+    count, dice = 6, Dice(temperature=temperature, top_k=0, top_p=1.0, min_p=0.0, seed=seed, choice=2)
     features = features_of(rig, count, seed=3)
-    context = Context(0, TOKENS[: count + 1], count, "", temperature, NoiseKey(11, 2), SamplingParams())
+    context = Context(0, TOKENS[: count + 1], count, "", temperature, NoiseKey(seed, 2), SamplingParams())
     work = rig.work(TOKENS, 0, count, guesses=True, dice=dice)
     guesses = rig.passes.launch([work], [features.to(DEVICE)]).guesses(0)
-    num_equal = num_moved = 0
     for place, (word, _, rival) in enumerate(guesses):
         path = path_to(place, rig.passes.tree, guesses)
         logits, _ = rig.scores(features, TOKENS, path)
         likely = Guesses(rig.vocabulary.ids.numpy(), logits.log_softmax(dim=-1).numpy())
-        # rounded numbers may swap two whose chances hardly differ
-        offered = children(likely, context, position=count + 1 + len(path), shape=Shape(num_children=3))
+        offered = children(likely, context, position=count + 1 + len(path), shape=Shape(num_children=len(logits)))
         chances = {child.token: child.confidence for child in offered}
-        named = [child.token for child in offered[:2]]  # the second is left out if it is hopeless
-        for said, wanted in zip((word, rival), named, strict=False):
-            assert abs(math.log(chances[said] / chances[wanted])) < FAR
-        num_equal += [word, rival][: len(named)] == named
-        num_moved += named[0] != int(rig.vocabulary.ids[logits.argmax()])
-    assert num_equal >= 0.8 * len(guesses)
-    assert (num_moved > 0) == (temperature > 0.0), "noise decides somewhere"
+        assert word in chances
+        said = [one for one in (word, rival) if one in chances]  # the host leaves hopeless rivals out of the race
+        named = [child.token for child in offered[: len(said)]]
+        for one, wanted in zip(said, named, strict=True):
+            # rounded numbers may swap two whose chances hardly differ
+            assert abs(math.log(chances[one] / chances[wanted])) < FAR
+        yield said == named, named[0] != int(rig.vocabulary.ids[logits.argmax()])
 
 
 def test_texts_side_by_side_guess_as_alone(rig: Rig) -> None:
