@@ -11,7 +11,9 @@ from tests.tiny_models import write_tiny_model
 from tests.trained_drafts import NAMES, Maker, maker, shipped, truncate, write_draft
 from understudy.assembly import Target, load_target
 from understudy.config import EngineConfig
+from understudy.control.cost import Load
 from understudy.core.backend import ModelInfo
+from understudy.core.control import PassCosts
 from understudy.core.switches import Switches
 from understudy.errors import ConfigError
 from understudy.wire.messages import Ready, Start, Told
@@ -95,6 +97,20 @@ def test_a_named_drafter_that_cannot_be_made_leaves_a_reason(
 def test_a_kind_that_is_not_there_leaves_a_reason(folder: Path, shipped: Path, tmp_path: Path) -> None:
     info, _ = started(folder, tmp_path / "tokenizer", drafters=("eagle",))
     assert "No draft 'eagle' comes with this package" in info.draft_problem
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_costs_are_measured_unless_an_earlier_life_did(folder: Path, tmp_path: Path, is_known: bool) -> None:
+    known = PassCosts(rows_s={1: 0.5, 4: 0.75}, per_key_s=1e-5, per_read_s=0.0)
+    wire = Wire()
+    config = EngineConfig(num_threads=1, kv_tokens=512, device="cpu")
+    start = Start(str(folder), config, str(tmp_path), Switches(), cost=known if is_known else None)
+    engine = Worker(wire)._start(start)  # type: ignore[arg-type]
+    (ready,) = [message for message in wire.sent if isinstance(message, Ready)]
+    assert (ready.cost == known) is is_known
+    assert engine.cost.measured == ready.cost
+    engine.cost.observe(Load(1, 0, 0), 10.0)
+    assert engine.cost.measured == ready.cost, "as it was measured, whatever was learned since"
 
 
 def test_without_a_draft_the_others_stay() -> None:

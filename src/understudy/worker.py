@@ -17,6 +17,7 @@ from pathlib import Path
 from understudy.assembly import Target, build_engine, load_configured
 from understudy.collector import calm_collector
 from understudy.config import DEFAULT, MODEL, NO_DRAFT, TRAINED_DRAFTERS, EngineConfig, names_a_draft
+from understudy.control.cost import recalled
 from understudy.core.backend import EngineCheck, EngineLoad, ModelInfo
 from understudy.core.events import Cycle, Decided, Event, Fallback, Notice, Preempted
 from understudy.core.request import Request
@@ -72,7 +73,7 @@ class Worker:
     def _start(self, start: Start) -> Engine:
         config, problem = start.config, ""
         try:
-            target, engine = self._load(start.model, config)
+            target, engine = self._load(start, config)
         except Exception as error:
             if not names_a_draft(config.wanted_draft):
                 raise
@@ -80,7 +81,7 @@ class Worker:
         if problem:  # here the error is gone, and with it what had been loaded
             # a draft is no condition for an answer: without it the words are the same
             self._hear(Fallback("the draft", f"serving without it: {problem}"))
-            target, engine = self._load(start.model, without_draft(config))
+            target, engine = self._load(start, without_draft(config))
         problem = problem or target.draft_problem
         calm_collector()
         engine.switch(start.switches)
@@ -88,12 +89,15 @@ class Worker:
         _ = engine.grammars  # made now: the first request with a grammar must not hold up the others
         target.tokenizer.save(Path(start.tokenizer_folder))
         self._tell()
-        self._channel.send(Ready(model_info(target, engine, start.tokenizer_folder, problem), load_of(engine)))
+        info = model_info(target, engine, start.tokenizer_folder, problem)
+        self._channel.send(Ready(info, load_of(engine), engine.cost.measured))
         return engine
 
-    def _load(self, model: str | None, config: EngineConfig) -> tuple[Target, Engine]:
-        target = load_configured(model, config, emit=self._hear)
-        return target, build_engine(target, config, emit=self._hear)
+    def _load(self, start: Start, config: EngineConfig) -> tuple[Target, Engine]:
+        target = load_configured(start.model, config, emit=self._hear)
+        # on a GPU passes are captured while they are measured, so they are measured in every life
+        cost = recalled(start.cost) if start.cost is not None and target.device == "cpu" else None
+        return target, build_engine(target, config, cost=cost, emit=self._hear)
 
     def _turn(self, engine: Engine) -> None:
         for command in self._channel.receive(wait=not engine.has_work):

@@ -26,13 +26,14 @@ class Server:
 
     @property
     def engine_pid(self) -> int:
-        """The engine's process: the server's only child that computes."""
-        (child,) = [
+        """The engine's process: the older of two, beside which a spare was started."""
+        workers = [
             child
             for child in psutil.Process(self.process.pid).children(recursive=True)
             if child.is_running() and any("understudy.worker" in part for part in child.cmdline())
         ]
-        return int(child.pid)
+        assert len(workers) <= 2
+        return int(min(workers, key=lambda child: child.create_time()).pid)
 
     def get(self, path: str) -> Any:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=60) as response:

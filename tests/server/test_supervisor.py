@@ -23,6 +23,7 @@ from understudy.core.request import Output, Request, SamplingParams, Speculation
 from understudy.core.switches import OFF, Switches
 from understudy.errors import EngineLost, InvalidRequest, ModelError
 from understudy.llm import LLM
+from understudy.server.processes import Process
 from understudy.server.supervisor import EngineProcess, _backoff_s
 from understudy.text.tokenizer import Tokenizer
 
@@ -173,6 +174,61 @@ def test_death_costs_only_what_was_running_and_the_engine_is_back(folder: Path) 
         assert [event for event in heard if isinstance(event, Fallback) and event.what == "the engine"]
 
     on_a_backend(folder, test)
+
+
+def test_a_dead_engine_is_not_ready_while_it_is_buried(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bury, may_bury = Process.end, asyncio.Event()
+
+    async def slowly(process: Process) -> None:
+        await may_bury.wait()
+        await bury(process)
+
+    async def test(backend: EngineProcess) -> None:
+        monkeypatch.setattr(Process, "end", slowly)
+        os.kill(backend.pid or 0, signal.SIGKILL)
+        await until(lambda: backend.state.phase == "restarting")
+        may_bury.set()
+        await asyncio.wait_for(backend.wait_ready(), timeout=60)
+        assert backend.state.phase == "ready"
+
+    on_a_backend(folder, test)
+
+
+def workers() -> set[int]:
+    children = psutil.Process().children()
+    return {child.pid for child in children if "understudy.worker" in " ".join(child.cmdline())}
+
+
+def test_a_spare_takes_over_and_is_replaced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("understudy.server.supervisor._SPARE_AFTER_S", 0.0)
+    others = workers()
+
+    async def spare_beside(backend: EngineProcess) -> int:
+        await until(lambda: len(workers() - others) == 2)
+        (spare,) = workers() - others - {backend.pid}
+        return spare
+
+    async def killed(pid: int | None, backend: EngineProcess) -> None:
+        os.kill(pid or 0, signal.SIGKILL)
+        await until(lambda: backend.state.phase == "restarting")
+        await asyncio.wait_for(backend.wait_ready(), timeout=60)
+
+    async def test(backend: EngineProcess) -> None:
+        expected = words(await outputs(backend, asked("a")))
+        spare = await spare_beside(backend)
+        await killed(backend.pid, backend)
+        assert backend.pid == spare
+        assert words(await outputs(backend, asked("b"))) == expected
+        next_spare = await spare_beside(backend)
+        os.kill(next_spare, signal.SIGKILL)  # one that died is no help, and no harm
+        await asyncio.sleep(0.2)
+        await killed(backend.pid, backend)
+        assert backend.pid not in (spare, next_spare)
+        assert words(await outputs(backend, asked("c"))) == expected
+        await spare_beside(backend)
+
+    on_a_backend(folder, test, has_spare=True)
+    assert workers() == others, "the spare is ended too"
 
 
 def test_no_process_and_no_listener_ends_the_supervision(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from understudy.core.control import PassCosts
+
 PROFILED_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 WIDE_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 """For a GPU, where dozens of texts draft at once and rows are nearly free up to some count: the sizes of its passes."""
@@ -75,6 +77,11 @@ class CostModel:
         self.rows_s = dict(sorted(self.rows_s.items()))  # our own: it is corrected, and read in this order
         self._grid = list(self.rows_s)
         self._profiled_s = dict(self.rows_s)
+
+    @property
+    def measured(self) -> PassCosts:
+        """What it was at first, before live steps corrected it."""
+        return PassCosts(rows_s=self._profiled_s, per_key_s=self.per_key_s, per_read_s=self.per_read_s)
 
     def step_s(self, load: Load, base: Load | None = None) -> float:
         """Predicted seconds of a pass; `base` is the same pass without what was drafted in it, if anything was."""
@@ -145,6 +152,11 @@ def profile(
     # A count was disturbed where a larger one took less time: it takes no longer than that.
     least = {rows: min(seconds[more, 0] for more in counts if more >= rows) for rows in counts}
     return CostModel(least, max(0.0, one - per_read), per_read)
+
+
+def recalled(measured: PassCosts) -> CostModel:
+    """A model that was measured earlier."""
+    return CostModel(measured.rows_s, measured.per_key_s, measured.per_read_s)
 
 
 def stepped(cost: CostModel) -> CostModel:

@@ -2,6 +2,7 @@
 
 Policy      what is believed of each class before anything was measured: written by `advise`, loaded by `serve`
 Learned     what was measured and is worth keeping over a restart
+PassCosts   what passes of the target cost on this machine: measured once in a server's life
 ControlView how things stand: what is on, what is off, and why, in words
 """
 
@@ -111,6 +112,15 @@ class Learned:
     breakers: tuple[LearnedBreaker, ...] = ()
     answer_lengths: dict[str, float] = field(default_factory=dict)
     """Mean number of tokens of an answer, by class."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassCosts:
+    """A cost model as it was measured (control/cost.py says what it means)."""
+
+    rows_s: dict[int, float]
+    per_key_s: float
+    per_read_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -204,8 +204,12 @@ def stacked_norms(*norms: torch.nn.Module) -> Floats:
 def output_rows(decoder: Decoder, ids: Ints64) -> Floats:
     """The weights [ids, hidden] of the target's output layer for some tokens.
 
-    A packed weight has a layout of its own; but what a layer makes of unit vectors is its weight.
+    Where that is the embedding they are read there. A packed weight has a layout of its own; but what a layer makes of
+    unit vectors is its weight.
     """
+    if decoder.config.tie_embeddings:
+        embedding: Floats = decoder.embedding
+        return embedding[ids]
     hidden = decoder.config.hidden_size
     rows = np.empty((len(ids), hidden), np.float32)
     for first in range(0, hidden, LANES):  # the hidden size is a multiple of it

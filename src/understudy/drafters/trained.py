@@ -23,6 +23,7 @@ from understudy.models.heads.files import TrainedHead
 from understudy.models.heads.medusa import MedusaHead
 from understudy.sampling.noise import NoiseKey
 
+_TEXTS = (1, 2, 4, 8, 16, 32)
 _LONG_CONTEXT = 512
 _READ_ROWS = 64
 _TRIALS = 8
@@ -68,7 +69,7 @@ def _measure(drafter: SeeingDrafter, body: Body) -> None:
     drafter.time_step(1, 0)  # the first pass pays for compiling and for touching memory
     drafter.time_step(8, 0)
     _choose_threads(drafter, body)
-    cost = profile(drafter.time_step, long_context=max(1, min(_LONG_CONTEXT, most)))
+    cost = profile(drafter.time_step, long_context=max(1, min(_LONG_CONTEXT, most)), counts=_TEXTS)
     reading_s = _reading_s(drafter, body, num_rows=min(_READ_ROWS, most))
     row_s = (cost.rows_s[32] - cost.rows_s[1]) / 31
     drafter.reading_share = min(1.0, reading_s / row_s) if row_s > 0.0 else 1.0

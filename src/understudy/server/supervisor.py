@@ -9,27 +9,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import socket
-import subprocess
-import sys
 import tempfile
 import time
 from collections import deque
 from collections.abc import AsyncGenerator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, TypeVar, get_args
 
 from msgspec import Raw
 
 from understudy.config import EngineConfig
 from understudy.core.backend import BackendState, EngineCheck, EngineLoad, ModelInfo, Taker
-from understudy.core.control import ControlView, Learned
+from understudy.core.control import ControlView, Learned, PassCosts
 from understudy.core.events import Ended, Event, EventSink, Fallback, Preempted
 from understudy.core.request import Output, Request
 from understudy.core.switches import ALL_ON, Switches
 from understudy.errors import CapacityError, EngineLost, InvalidRequest, ModelError
 from understudy.server.mailbox import Mailbox
+from understudy.server.processes import Process, Processes
 from understudy.wire.frames import Frames, frame, reports, unpack_cycles
 from understudy.wire.messages import (
     Abort,
@@ -57,29 +53,27 @@ Answer = TypeVar("Answer")
 STEP_TIMEOUT_S = 60.0
 """An engine that has work and says nothing for this long hangs."""
 START_TIMEOUT_S = 1800.0
+_SPARE_AFTER_S = 2.0
 _MOST_BACKOFF_S = 30.0
 _MOST_UNTOLD = 256
-
-
-@dataclass(slots=True)
-class _Process:
-    """One life of the engine."""
-
-    popen: subprocess.Popen[bytes]
-    connection: socket.socket
-    transport: asyncio.Transport | None = None
 
 
 class EngineProcess(asyncio.Protocol):
     """A Backend."""
 
-    def __init__(self, model: str | None, config: EngineConfig, *, step_timeout_s: float = STEP_TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        model: str | None,
+        config: EngineConfig,
+        *,
+        step_timeout_s: float = STEP_TIMEOUT_S,
+        has_spare: bool = False,
+    ) -> None:
         self._model = model
         self._config = config
         self._step_timeout_s = step_timeout_s
         self._folder = tempfile.TemporaryDirectory(prefix="understudy-", ignore_cleanup_errors=True)
-        # a process inherits its priority from the thread that starts it, and the web's thread gives way (run.py)
-        self._starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine-starter")
+        self._processes = Processes(has_spare=has_spare)
         self._mail: dict[str, Mailbox] = {}
         self._switches = ALL_ON
         self._sinks: dict[type[Event], list[EventSink]] = {kind: [] for kind in get_args(Event)}
@@ -92,12 +86,14 @@ class EngineProcess(asyncio.Protocol):
         self._checks: list[asyncio.Future[EngineCheck]] = []
         self._explanations: list[asyncio.Future[ControlView]] = []
         self._learned = Learned()
+        self._cost: PassCosts | None = None  # as the first engine measured it
         self._ready = asyncio.Event()
         self._gone = asyncio.Event()
         self._frames = Frames()
-        self._process: _Process | None = None
+        self._process: Process | None = None
         self._heard_s = 0.0
-        self._supervision: asyncio.Task[None] | None = None
+        self._duties: list[asyncio.Task[None]] = []
+        self._num_failures = 0
         self.num_restarts = 0
 
     # what a server asks
@@ -135,7 +131,7 @@ class EngineProcess(asyncio.Protocol):
         if not self._ready.is_set():
             await self.close()
             raise self._failure or ModelError("The engine's process ended before it was ready.", "See its messages.")
-        self._supervision = asyncio.create_task(self._supervise())
+        self._duties = [asyncio.create_task(duty) for duty in (self._supervise(), self._keep_spare())]
 
     async def wait_ready(self) -> None:
         """Return when it can answer."""
@@ -212,51 +208,46 @@ class EngineProcess(asyncio.Protocol):
     async def close(self) -> None:
         """End the engine's process, and wait until it is gone."""
         self._state = BackendState("stopped")
-        if self._supervision is not None:
-            self._supervision.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._supervision
+        for duty in self._duties:
+            duty.cancel()
+        await asyncio.gather(*self._duties, return_exceptions=True)
         await self._end()
         self._lose("The server is being stopped.")
         self._ready.set()  # whoever waits is told
-        self._starter.shutdown(wait=False)
+        await self._processes.close()
         self._folder.cleanup()
 
     # one life
 
     async def _spawn(self) -> None:
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
         self._frames = Frames()
         self._ready.clear()
         self._gone.clear()
-        with theirs, contextlib.ExitStack() as on_failure:
-            on_failure.enter_context(ours)
-            popen = await asyncio.get_running_loop().run_in_executor(self._starter, _start, theirs.fileno())
-            on_failure.pop_all()  # it lives
-        self._process = _Process(popen, ours)
-        transport, _ = await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=ours)
-        self._process.transport = transport
+        self._process = process = await self._processes.take()
+        loop = asyncio.get_running_loop()
+        process.transport, _ = await loop.create_unix_connection(lambda: self, sock=process.connection)
         folder = tempfile.mkdtemp(dir=self._folder.name)
         self._heard_s = time.monotonic()
-        self._send(Start(self._model, self._config, folder, self._switches, self._learned))
+        self._send(Start(self._model, self._config, folder, self._switches, self._learned, self._cost))
+
+    async def _keep_spare(self) -> None:
+        """Have a spare process a while after each start: until then what was asked meanwhile needs the cores."""
+        while True:
+            await self._ready.wait()
+            await asyncio.sleep(_SPARE_AFTER_S)
+            await self._processes.keep_spare()
+            await self._gone.wait()
 
     async def _end(self) -> None:
         process, self._process = self._process, None
-        if process is None:
-            return
-        if process.transport is not None:
-            process.transport.abort()
-        process.popen.kill()
-        await asyncio.to_thread(process.popen.wait)
+        if process is not None:
+            await process.end()
 
     async def _supervise(self) -> None:
         """Wait for the engine's end, and begin again."""
-        num_failures = 0
         while True:
             await self._wait_for_end()
             process = self._process
-            was_ready = self._state.phase == "ready"
             await self._end()
             status = process.popen.returncode if process is not None else None
             reason = self._failure.message if self._failure else f"its process ended with status {status}"
@@ -264,9 +255,9 @@ class EngineProcess(asyncio.Protocol):
             log.error("the engine died: %s; starting it again", reason)
             self._emit(Fallback("the engine", f"started again: {reason}"))
             self._lose("The engine died while it computed this answer.")
-            num_failures = 0 if was_ready else num_failures + 1
-            if num_failures:  # it did not even start: trying again at once would only burn
-                await asyncio.sleep(_backoff_s(num_failures))
+            if self._num_failures:  # it did not even start: trying again at once would only burn
+                await asyncio.sleep(_backoff_s(self._num_failures))
+            self._num_failures += 1  # until it is ready
             self.num_restarts += 1
             self._failure = None
             try:
@@ -314,7 +305,9 @@ class EngineProcess(asyncio.Protocol):
             self._hear(reports.decode(body))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The process is gone, or will be."""
+        """The process is gone, or will be: to take back what a large one held can take a second."""
+        if self._state.phase == "ready":
+            self._state = BackendState("restarting", "the engine died")
         self._ready.clear()
         self._gone.set()
 
@@ -332,9 +325,10 @@ class EngineProcess(asyncio.Protocol):
                 events: list[Event] = [*fallbacks, *notices, *decisions, *[Preempted("", 0)] * num_preempted]
                 for event in events:
                     self._emit(event)
-            case Ready(info, load):
-                self._info, self._load = info, load
+            case Ready(info, load, cost):
+                self._info, self._load, self._cost = info, load, cost
                 self._state = BackendState("ready")
+                self._num_failures = 0
                 self._ready.set()
             case Failed(message, remedy):
                 self._failure = ModelError(message, remedy)
@@ -371,11 +365,6 @@ class EngineProcess(asyncio.Protocol):
 def _answer(asked: asyncio.Future[Answer], found: Answer) -> None:
     if not asked.done():  # whoever asked may have left
         asked.set_result(found)
-
-
-def _start(descriptor: int) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "understudy.worker", str(descriptor)]
-    return subprocess.Popen(command, pass_fds=[descriptor], stdin=subprocess.DEVNULL)
 
 
 def _backoff_s(num_failures: int) -> float:

@@ -6,7 +6,7 @@ import msgspec
 
 from understudy.config import EngineConfig
 from understudy.core.backend import EngineCheck, EngineLoad, ModelInfo
-from understudy.core.control import ControlView, Learned
+from understudy.core.control import ControlView, Learned, PassCosts
 from understudy.core.events import Decided, Fallback, Notice
 from understudy.core.request import Output, Request
 from understudy.core.switches import Switches
@@ -22,6 +22,8 @@ class Start(msgspec.Struct, tag=True):
     switches: Switches
     learned: Learned = Learned()
     """What an earlier life of it found out."""
+    cost: PassCosts | None = None
+    """What an earlier life of it measured, on this machine."""
 
 
 class Submit(msgspec.Struct, tag=True):
@@ -64,6 +66,7 @@ class Ready(msgspec.Struct, tag=True):
 
     info: ModelInfo
     load: EngineLoad
+    cost: PassCosts
 
 
 class Failed(msgspec.Struct, tag=True):
