@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from understudy.config import AUTO_DRAFT, NO_DRAFT, TRAINED_DRAFTERS, EngineConfig
-from understudy.control.cost import PROFILED_ROWS, WIDE_ROWS, CostModel, profile, stepped
+from understudy.control.cost import PROFILED_ROWS, WIDE_ROWS, CostModel, profile, recalled, stepped
+from understudy.core.control import PassCosts
 from understudy.core.events import EventSink, Fallback, Notice, log_fallbacks
 from understudy.core.shapes import shape_named
 from understudy.core.weights import WEIGHTS_ON, Device, DeviceChoice, WeightType
@@ -217,10 +218,15 @@ def build_engine(
     drafters: Sequence[Drafter] | None = None,
     cost: CostModel | None = None,
     draft_cost: CostModel | None = None,
+    measured: PassCosts | None = None,
     emit: EventSink = log_fallbacks,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Engine:
-    """Put an engine around a target. Costs that are not given are measured, unless there is nothing to decide."""
+    """Put an engine around a target. Costs that are not given are measured, unless there is nothing to decide.
+
+    `measured` is what an earlier engine found on this machine. On a GPU passes are captured while they are measured, so
+    there it is done again.
+    """
     config = config or EngineConfig()
     if target.device == "cuda" and (config.max_rows_per_step or 0) > MOST_PLACES:
         raise ConfigError(f"max_rows_per_step is {config.max_rows_per_step}.", f"On a GPU it is {MOST_PLACES} at most.")
@@ -236,6 +242,8 @@ def build_engine(
     if drafters is None:
         drafters = _drafters(target, config, runner, draft_cost=draft_cost, emit=emit)
         drafters = [*built_in_drafters(), *drafters] if drafters else []
+    if cost is None and measured is not None and target.device == "cpu":
+        cost = recalled(measured)
     if cost is None:
         cost = measure_cost(runner) if drafters else CostModel({1: 1.0})
     for doubt in _doubts(target, config):

@@ -17,7 +17,6 @@ from pathlib import Path
 from understudy.assembly import Target, build_engine, load_configured
 from understudy.collector import calm_collector
 from understudy.config import DEFAULT, MODEL, NO_DRAFT, TRAINED_DRAFTERS, EngineConfig, names_a_draft
-from understudy.control.cost import recalled
 from understudy.core.backend import EngineCheck, EngineLoad, ModelInfo
 from understudy.core.events import Cycle, Decided, Event, Fallback, Notice, Preempted
 from understudy.core.request import Request
@@ -95,9 +94,7 @@ class Worker:
 
     def _load(self, start: Start, config: EngineConfig) -> tuple[Target, Engine]:
         target = load_configured(start.model, config, emit=self._hear)
-        # on a GPU passes are captured while they are measured, so they are measured in every life
-        cost = recalled(start.cost) if start.cost is not None and target.device == "cpu" else None
-        return target, build_engine(target, config, cost=cost, emit=self._hear)
+        return target, build_engine(target, config, measured=start.cost, emit=self._hear)
 
     def _turn(self, engine: Engine) -> None:
         for command in self._channel.receive(wait=not engine.has_work):
