@@ -75,10 +75,10 @@ verify: setup ## same words, with and without speculation, on the embedded model
 bench: setup ## speed by class, with and without speculation; BENCH=args
 	$(BIN)/understudy bench $(BENCH)
 
-serve-overhead: setup ## what the server costs beside the engine alone
-	$(BIN)/python benchmarks/serve_overhead.py
+serve-overhead: setup ## what the server costs beside the engine alone; OVERHEAD=args
+	$(BIN)/python benchmarks/serve_overhead.py $(OVERHEAD)
 
-speed: setup ## plain against transformers, speculation against plain by class, off against none, share of sampling
+speed: setup ## plain against transformers, speculation against plain by class, off against none, share of sampling; SPEED=args
 	$(BIN)/python benchmarks/speed.py $(SPEED)
 
 clean:

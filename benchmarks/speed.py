@@ -9,9 +9,10 @@
     off            drafters configured but switched off, against the engine without any drafter
     sampling       share of a step that goes into drawing the word, at temperature 1 with top-p 0.95
 
-The embedded model in fp32, one request at a time, each prompt with a tenant of its own, so that no history helps. By
-class, answers end where the model ends them: what it would ramble behind its end repeats itself and would flatter
-speculation. The other parts compare a fixed number of words. Ctrl-C ends the run and shows what was measured so far.
+The embedded model on the CPU, in int8 unless --weights says otherwise (`transformers` in fp32), one request at a time,
+each prompt with a tenant of its own, so that no history helps. By class, answers end where the model ends them: what
+it would ramble behind its end repeats itself and would flatter speculation. The other parts compare a fixed number of
+words. Ctrl-C ends the run and shows what was measured so far.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from understudy.bench.prompts import Prompt, load_prompts, own_prompts, prompt_i
 from understudy.cache import cache_folder
 from understudy.core.events import Cycle, Event
 from understudy.core.request import SamplingParams, Speculation, SpeculationCounts
-from understudy.core.weights import DEFAULT_WEIGHTS, WEIGHT_TYPES
+from understudy.core.weights import WEIGHTS_ON
 from understudy.errors import UnderstudyError
 from understudy.llm import LLM
 from understudy.models.embedded import FORMAT, GGUF_SHA256, NAME
@@ -407,7 +408,7 @@ def machine(target: Target) -> dict[str, Any]:
     return {
         "model": target.name,
         "source_hash": target.source_hash,
-        "weights": "fp32",
+        "weights": target.weights,
         "processor": platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
@@ -428,7 +429,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="parts to run (default all)")
     parser.add_argument("--threads", type=int, metavar="N", help="threads of both sides (default torch's choice)")
-    parser.add_argument("--weights", choices=WEIGHT_TYPES, default=DEFAULT_WEIGHTS, help="ours (default %(default)s)")
+    parser.add_argument("--weights", choices=WEIGHTS_ON["cpu"], default="int8", help="ours (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="which prompts are drawn from a larger set")
     parser.add_argument("--json", type=Path, metavar="OUT", help="write all numbers to this file")
     options = parser.parse_args(arguments)
@@ -448,7 +449,7 @@ def main() -> int:
     interrupted = False
     try:
         with Progress(*columns, console=console) as bar:
-            target = load_target(weights=options.weights, num_threads=options.threads)
+            target = load_target(weights=options.weights, num_threads=options.threads, device="cpu")
             bench = Bench(target, gather(options, target), options, bar)
             bench.run()
     except KeyboardInterrupt:
