@@ -22,7 +22,7 @@ from understudy.core.draft import Draft, is_tree
 from understudy.core.request import Facts, Request, SamplingParams, Speculation
 from understudy.drafters import trained_cuda
 from understudy.drafters.base import Budget, Context
-from understudy.drafters.device_heads import DeviceHeadDrafter
+from understudy.drafters.device_heads import _MOST_PIECES, DeviceHeadDrafter, _Piece, _Text
 from understudy.drafters.trained_cuda import make_trained_drafter_on_device
 from understudy.drafters.tree import Shape
 from understudy.engine.engine import Engine
@@ -30,6 +30,7 @@ from understudy.errors import ModelError
 from understudy.kernels import cuda_blocks
 from understudy.kernels.cuda import CudaKernels
 from understudy.kv.pool import BlockPool
+from understudy.kv.sequence import SequenceCache
 from understudy.models.decoder import Decoder
 from understudy.models.heads.block import BlockHead
 from understudy.models.heads.draft_vocabulary import DraftVocabulary
@@ -217,3 +218,23 @@ def test_what_a_guess_costs_is_measured(target: Target, monkeypatch: pytest.Monk
     drafter = make_trained_drafter_on_device(parrot(target), runner, target.decoder, shape=Shape())
     assert set(drafter.cost.rows_s) == {1, 2}
     assert min(drafter.cost.rows_s.values()) > 0.0
+
+
+def test_what_nobody_asks_for_is_kept_in_few_pieces() -> None:
+    """Else every word of every text would count all words before it, and hold the states of its whole pass."""
+    text = _Text(SequenceCache(BlockPool(1), 32, None, ""))
+    states = torch.arange(200.0 * 6).reshape(200, 2, 3).to(DEVICE)
+    shown = [position for position in range(200) if position != 77]  # one was never shown
+    for number, position in enumerate(shown, 1):
+        text.add(_Piece(position, states, position, 1))
+        assert text.num_pending == number
+        assert len(text.pending) <= _MOST_PIECES
+    (first, begun), (others, rest) = text.take(60), text.take(500)
+    assert [len(first), len(others)] == [60, 139]
+    assert first + others == shown
+    assert torch.equal(torch.cat(begun + rest), states[shown])
+    assert (text.num_pending, text.take(1)) == (0, ([], []))
+    text.go_back()
+    positions, (last,) = text.take(5)
+    assert positions == [199]
+    assert torch.equal(last, states[199:])

@@ -24,6 +24,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import torch
+
 from understudy.control.cost import CostModel, Load
 from understudy.core.dice import Dice
 from understudy.core.draft import EMPTY, Draft
@@ -37,8 +39,27 @@ from understudy.kv.sequence import SequenceCache
 _FIRST_CONFIDENCE = 0.7
 """What a guess is believed before anybody has seen one."""
 _CONFIDENCE_WEIGHT = 0.05
+_MOST_PIECES = 32
 _RIVAL_SHARE = 0.5
 """How often the second is right where the first is not, until that is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Hidden states of positions that follow each other."""
+
+    first: int
+    """The first position"""
+    states: Any
+    """[rows, layers, hidden], of a whole pass, cut only when they are read: for most words nobody asks"""
+    start: int
+    count: int
+
+    def part(self, start: int, count: int) -> _Piece:
+        return _Piece(self.first + start, self.states, self.start + start, count)
+
+    def cut(self) -> Any:
+        return self.states[self.start : self.start + self.count]
 
 
 @dataclass(slots=True, eq=False)
@@ -48,33 +69,39 @@ class _Text:
     cache: SequenceCache
     num_seen: int = 0
     """Where the next position that it will be shown stands, if none is left out."""
-    pending: list[tuple[int, Any]] = field(default_factory=list)
-    """Hidden states that were shown and not read: the first position, and states [rows, layers, hidden]"""
-    last: tuple[int, Any] | None = None
-    """The last of those that were read"""
+    pending: list[_Piece] = field(default_factory=list)
+    """What was shown and not read"""
+    num_pending: int = 0
+    """Its positions"""
+    last: _Piece | None = None
+    """The last position that was read"""
 
-    @property
-    def num_pending(self) -> int:
-        return sum(len(states) for _, states in self.pending)
+    def add(self, piece: _Piece) -> None:
+        """Take what is shown. Many pieces become one: each holds the states of a whole pass."""
+        self.pending.append(piece)
+        self.num_pending += piece.count
+        if len(self.pending) > _MOST_PIECES:
+            self.pending = _joined(self.pending)
 
     def take(self, most: int) -> tuple[list[int], list[Any]]:
         """The first positions that are pending, and their states."""
         positions: list[int] = []
         taken: list[Any] = []
         while self.pending and len(positions) < most:
-            first, states = self.pending.pop(0)
-            count = min(len(states), most - len(positions))
-            if count < len(states):
-                self.pending.insert(0, (first + count, states[count:]))
-            positions += range(first, first + count)
-            taken.append(states[:count])
-            self.last = first + count - 1, states[count - 1 : count]
+            piece = self.pending.pop(0)
+            count = min(piece.count, most - len(positions))
+            if count < piece.count:
+                self.pending.insert(0, piece.part(count, piece.count - count))
+            positions += range(piece.first, piece.first + count)
+            taken.append(piece.part(0, count).cut())
+            self.last = piece.part(count - 1, 1)
+        self.num_pending -= len(positions)
         return positions, taken
 
     def go_back(self) -> None:
         """Let the last position that was read be read again: guesses begin from it."""
         if not self.pending and self.last is not None:
-            self.pending.append(self.last)
+            self.add(self.last)
             self.cache.length = max(0, self.cache.length - 1)
 
 
@@ -130,7 +157,7 @@ class DeviceHeadDrafter(ABC):
         if features.columns != tuple(range(states.shape[1])):
             states = states[:, list(features.columns)]
         for offset, start, count in _runs(features.rows):
-            text.pending.append((first + offset, states[start : start + count]))
+            text.add(_Piece(first + offset, states, start, count))
         text.num_seen = first + len(features)
         if text.num_pending >= MOST_CONTEXT:
             self._read(text, context)
@@ -311,6 +338,20 @@ class DeviceEagleDrafter(DeviceHeadDrafter):
 def _believed(guess: Guess, sureness: float) -> float:
     """How likely a guess is right, by how sure the word is that was drawn there."""
     return (1.0 - sureness) * _RIVAL_SHARE if guess.is_rival else sureness
+
+
+def _joined(pieces: Sequence[_Piece]) -> list[_Piece]:
+    """The same states in as few pieces as positions were left out between them, and one."""
+    runs: list[list[_Piece]] = []
+    for piece in pieces:
+        if runs and piece.first == runs[-1][-1].first + runs[-1][-1].count:
+            runs[-1].append(piece)
+        else:
+            runs.append([piece])
+    return [
+        _Piece(run[0].first, torch.cat([piece.cut() for piece in run]), 0, sum(piece.count for piece in run))
+        for run in runs
+    ]
 
 
 def _runs(rows: Sequence[int]) -> list[tuple[int, int, int]]:

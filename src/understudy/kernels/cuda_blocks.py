@@ -190,11 +190,10 @@ class BlockPasses:
 
     def launch(self, works: Sequence[BlockWork], features: Sequence[Tensor]) -> BlockLaunched:
         """Begin a pass; `features`, one below the other, are those of all works' contexts [rows, layers, hidden]."""
-        at = 0
-        for part in features:
-            self.features[at : at + len(part)].copy_(part)
-            at += len(part)
-        assert at == sum(len(work.context_slots) for work in works) <= MOST_CONTEXT
+        num_context = sum(len(work.context_slots) for work in works)
+        assert num_context <= MOST_CONTEXT
+        if num_context:
+            torch.cat(list(features), out=self.features[:num_context])  # one launch, however many there are
         size = self.size_of(works)
         captured = self._captured.get(size)
         if captured is None:
