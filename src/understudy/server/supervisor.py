@@ -305,7 +305,7 @@ class EngineProcess(asyncio.Protocol):
             self._hear(reports.decode(body))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The process is gone, or will be: to take back what a large one held can take a second."""
+        """The process is gone, or will be: to take back what a large one held takes a while."""
         if self._state.phase == "ready":
             self._state = BackendState("restarting", "the engine died")
         self._ready.clear()
