@@ -40,6 +40,7 @@ _FIRST_CONFIDENCE = 0.7
 """What a guess is believed before anybody has seen one."""
 _CONFIDENCE_WEIGHT = 0.05
 _MOST_PIECES = 32
+"""Of what a text was shown and nobody read; more are joined."""
 _RIVAL_SHARE = 0.5
 """How often the second is right where the first is not, until that is known."""
 
