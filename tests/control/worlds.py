@@ -241,8 +241,9 @@ class _Cache:
 
 class _Detokenizer:
     stopped = None
+    may_stop = False
 
-    def add(self, token: int, *, may_stop: bool) -> str:
+    def add_all(self, tokens: Sequence[int]) -> str:
         return ""
 
     def finish(self) -> str:

@@ -76,7 +76,7 @@ class Passes:
         device.launches.append((self.number, len(rows.token_ids)))
         unseen = rows.token_ids < 0
         token_ids = np.where(unseen, device.places[np.where(unseen, -1 - rows.token_ids, 0)], rows.token_ids)
-        found = self._compute(replace(rows, token_ids=token_ids))
+        found = self._compute(rows._replace(token_ids=token_ids))
         positions = rows.positions[rows.logit_rows] + 1
         words, rivals = np.zeros(len(dice), np.int64), np.zeros(len(dice), np.int64)
         for place, (one, position) in enumerate(zip(dice, positions.tolist(), strict=True)):

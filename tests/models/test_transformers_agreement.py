@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +149,7 @@ def logits_by_us(target: Target, token_ids: list[int]) -> Floats:
     config = target.decoder.config
     work = Work(cache, token_ids, EMPTY, wants_logits=True)
     rows = build_rows([work], heads_per_kv_head=config.num_heads // config.num_kv_heads)
-    return target.decoder.forward(replace(rows, logit_rows=np.arange(len(token_ids))), runner.cache)
+    return target.decoder.forward(rows._replace(logit_rows=np.arange(len(token_ids))), runner.cache)
 
 
 def load_transformers(folder: Path) -> Any:

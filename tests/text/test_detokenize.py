@@ -89,6 +89,16 @@ def test_without_stops_it_is_decoding(ids: list[int]) -> None:
     assert fed(TINY, ids, ())[0].text == TINY.decode(ids)
 
 
+@given(st.lists(st.lists(st.integers(0, 272), min_size=1, max_size=6), max_size=6), st.booleans())
+@settings(max_examples=100, deadline=None)
+def test_many_at_once_are_as_one_by_one(runs: list[list[int]], at_start: bool) -> None:
+    many, single = (Detokenizer(SENTENCEPIECE, at_start=at_start) for _ in range(2))
+    assert not many.may_stop
+    for ids in runs:
+        assert many.add_all(ids) == "".join(map(single.add, ids))
+    assert many.finish() == single.finish()
+
+
 @given(token_lists, st.lists(texts, max_size=4).map(tuple))
 @settings(max_examples=100, deadline=None)
 def test_what_was_released_stays(ids: list[int], stop: tuple[str, ...]) -> None:

@@ -130,18 +130,29 @@ def _depths(parents: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(depths)
 
 
+@lru_cache(maxsize=1024)
+def _stand_before(parents: tuple[int, ...]) -> bool:
+    return all(ROOT <= parent < node for node, parent in enumerate(parents))
+
+
 def is_tree(draft: Draft) -> bool:
     """Whether every node has its four entries and a parent that stands before it."""
-    columns = (draft.parents, draft.confidence, draft.sources)
-    same_length = all(len(column) == len(draft.tokens) for column in columns)
-    return same_length and all(ROOT <= parent < node for node, parent in enumerate(draft.parents))
+    count = len(draft.tokens)
+    same_length = len(draft.parents) == len(draft.confidence) == len(draft.sources) == count
+    return same_length and _stand_before(tuple(draft.parents))
 
 
 def is_well_typed(draft: Draft) -> bool:
     """Whether every entry is of its kind: what is computed with later must not raise there."""
-    whole = all(isinstance(number, int) for column in (draft.tokens, draft.parents) for number in column)
-    named = all(isinstance(source, str) for source in draft.sources)
-    return whole and named and all(isinstance(number, int | float) for number in draft.confidence)
+    return (
+        _are(int, draft.tokens) and _are(int, draft.parents) and _are(str, draft.sources)
+        and (_are(float, draft.confidence) or all(isinstance(number, int | float) for number in draft.confidence))
+    )  # fmt: skip
+
+
+def _are(kind: type, entries: Iterable[object]) -> bool:
+    kinds = set(map(type, entries))
+    return kinds <= {kind} or all(issubclass(one, kind) for one in kinds)
 
 
 def merge(drafts: Sequence[Draft]) -> Draft:

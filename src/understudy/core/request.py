@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from understudy.errors import InvalidRequest
 
@@ -262,9 +262,8 @@ class Facts:
     counts: SpeculationCounts
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
-    """What one step added to one choice of a request."""
+class Output(NamedTuple):
+    """What one step added to one choice of a request. A tuple, because every word makes one."""
 
     request_id: str
     choice: int

@@ -31,7 +31,8 @@ class Context:
     """Asks the grammar, if there is one, which tokens must come next."""
 
 
-def _always(draft: Draft) -> bool:
+def always(draft: Draft) -> bool:
+    """A draft goes on as far as it may."""
     return True
 
 
@@ -41,7 +42,7 @@ class Budget:
 
     max_depth: int
     max_rows: int
-    goes_on: Callable[[Draft], bool] = _always
+    goes_on: Callable[[Draft], bool] = always
     """Asked by drafters whose tokens cost time, before each further one: is it worth that, given the chain so far?"""
 
 

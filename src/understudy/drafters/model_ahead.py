@@ -26,7 +26,7 @@ from understudy.control.cost import Load
 from understudy.control.planning import MOST_DEPTH, MOST_READ_ROWS
 from understudy.core.dice import Dice
 from understudy.core.draft import EMPTY, Draft
-from understudy.drafters.base import Budget, Context
+from understudy.drafters.base import Budget, Context, always
 from understudy.drafters.model import ModelDrafter, Text
 from understudy.runtime.inputs import Work
 from understudy.runtime.runner import Flight
@@ -74,7 +74,7 @@ class _Chain:
         most = min(self.budget.max_depth, -(-self.budget.max_rows // _ROWS_PER_GUESS))
         if self.is_broken or self.num_launched >= most:
             return False
-        return not self.tokens or self.budget.goes_on(self.draft(source))
+        return not self.tokens or self.budget.goes_on is always or self.budget.goes_on(self.draft(source))
 
     def draft(self, source: str) -> Draft:
         """What was guessed, and looked at."""
@@ -109,8 +109,6 @@ class _Pass:
 
     flight: Flight
     chains: list[_Chain]
-    answers: list[int]
-    """Which of the flight's answers are theirs."""
     num_going: int
     """Of the chains, from the front, those whose row is a guess; of the others what was unread is read."""
     load: Load
@@ -188,15 +186,12 @@ class AheadModelDrafter(ModelDrafter):
         last, self._last = self._last, None
         if last is None:
             return {}
-        found = last.flight.land()
+        drawn = last.flight.drawn()
         self._landed_s = time.perf_counter()
         words: dict[int, tuple[int, float]] = {}
-        for (_, (guess, rival)), index in zip(self._names(last), last.answers, strict=True):
-            answer = found[index]
-            assert answer.words is not None
-            sureness = answer.sureness[-1]
-            words[guess] = (answer.words[-1], sureness)
-            words[rival] = (answer.rivals[-1], (1.0 - sureness) * _RIVAL_SHARE)
+        for (_, (guess, rival)), token, sureness, second in zip(self._names(last), *drawn, strict=True):
+            words[guess] = (token, sureness)
+            words[rival] = (second, (1.0 - sureness) * _RIVAL_SHARE)
         return words
 
     def _names(self, underway: _Pass) -> list[tuple[_Chain, tuple[int, int]]]:
@@ -229,8 +224,7 @@ class AheadModelDrafter(ModelDrafter):
         chains = going + [chain for chain, work in reading if work.wants_logits]
         for chain in chains:
             chain.num_launched += 1
-        answers = [index for index, work in enumerate(works) if work.wants_logits]
-        return _Pass(flight, chains, answers, len(going), load, launched_s)
+        return _Pass(flight, chains, len(going), load, launched_s)
 
     def _reading(self, chains: Sequence[_Chain]) -> list[tuple[_Chain, Work]]:
         """What is unread, as far as the rows of a cycle go; texts that are read up get a guess."""
@@ -248,21 +242,18 @@ class AheadModelDrafter(ModelDrafter):
 
     def _look(self, underway: _Pass, following: _Pass) -> None:
         """Learn what was guessed; the next pass computes the rows of some of the guesses."""
-        found = underway.flight.land()
+        drawn = underway.flight.drawn()
         landed = time.perf_counter()
         if underway.is_timed:
             if self._runner.num_firsts == self._num_firsts:
                 self.cost.observe(underway.load, landed - max(underway.launched_s, self._landed_s))
             self._landed_s = landed
-        for chain, index in zip(underway.chains, underway.answers, strict=True):
-            answer = found[index]
-            assert answer.words is not None
-            token = answer.words[-1]
+        for chain, token, sureness, rival in zip(underway.chains, *drawn, strict=True):
             chain.is_broken = chain.is_broken or token < 0
             if not chain.is_broken:
                 chain.tokens.append(token)
-                chain.confidence.append(answer.sureness[-1])
-                chain.rivals.append(answer.rivals[-1])
+                chain.confidence.append(sureness)
+                chain.rivals.append(rival)
         for chain in following.chains[: following.num_going]:
             chain.text.computed.append(chain.tokens[-1] if not chain.is_broken else -1)
 

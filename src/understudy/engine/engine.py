@@ -18,10 +18,10 @@ import secrets
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Items
-from functools import cached_property
+from functools import cached_property, partial
 
 from understudy.config import EngineConfig
-from understudy.control.cost import CostModel
+from understudy.control.cost import CostModel, Load
 from understudy.core.control import ControlView, Learned
 from understudy.core.draft import EMPTY
 from understudy.core.events import EventSink, Preempted, ignore
@@ -34,7 +34,7 @@ from understudy.engine.refusal import check_request
 from understudy.engine.scheduler import Scheduler, Share
 from understudy.engine.sequence import Sequence
 from understudy.engine.showing import without_blind
-from understudy.engine.underway import Underway, commit, load_of, score, work_of
+from understudy.engine.underway import Underway, commit, load_of, plain_load, score, work_of
 from understudy.errors import InvalidRequest
 from understudy.kv.pool import BlockPool
 from understudy.kv.prefix import PrefixCache
@@ -177,7 +177,8 @@ class Engine:
         shares = self._scheduler.plan()
         if not shares:
             return None
-        return self._launch(shares, *self._draft(shares, idle_since_s), started_s=started)
+        plain = plain_load(shares)
+        return self._launch(shares, *self._draft(shares, plain, idle_since_s), plain=plain, started_s=started)
 
     def _begin_ahead(self, underway: Underway) -> Underway | None:
         """Begin the next pass before the words of this one are seen, where nobody must look at them first."""
@@ -193,17 +194,21 @@ class Engine:
         started = self._clock()
         underway.count_on_words(self._runner.first_place)
         shares = self._scheduler.plan()
-        return self._launch(shares, [Proposal()] * len(shares), reason, started_s=started) if shares else None
+        if not shares:
+            return None
+        proposals = [Proposal()] * len(shares)
+        return self._launch(shares, proposals, reason, plain=plain_load(shares), started_s=started)
 
-    def _launch(self, shares: list[Share], proposals: list[Proposal], reason: str, *, started_s: float) -> Underway:
+    def _launch(
+        self, shares: list[Share], proposals: list[Proposal], reason: str, *, plain: Load, started_s: float
+    ) -> Underway:
         launched = self._clock()
         showing, switches = self._drafting.showing, self._drafting.switches
         works = [
             work_of(share, proposal, wants_features=showing.wants(share.sequence, switches))
             for share, proposal in zip(shares, proposals, strict=True)
         ]
-        plain = load_of(shares, [])
-        load = load_of(shares, proposals) if any(map(Proposal.has_rows, proposals)) else plain
+        load = load_of(shares, proposals, plain)
         flight = self._runner.launch(works)
         drafting = self._drafting.take_time()
         num_firsts, self._num_firsts = self._num_firsts, self._runner.num_firsts
@@ -214,22 +219,20 @@ class Engine:
 
     def _land(self, underway: Underway) -> list[Verdict]:
         """Wait for a pass; verify and commit."""
+        shares, proposals = underway.shares, self._drafting.seen(underway.proposals)  # the last guesses came before it
+        underway.proposals = proposals
         answers = underway.flight.land()
         landed = self._clock()
-        underway.proposals = self._drafting.seen(underway.proposals)
-        shares, proposals = underway.shares, underway.proposals
         self._forward_s = landed - max(underway.launched_s, self._landed_s, min(underway.drafting.ready_s, landed))
         self._landed_s = landed
-        is_over = [share.sequence.finish_reason is not None for share in shares]  # while this pass was on its way
-        answers = [score(*item) for item in zip(shares, underway.works, answers, strict=True)]
-        verdicts = [
-            Verdict(proposal.bought) if over else self._verify(share, proposal, answer)
-            for share, proposal, answer, over in zip(shares, proposals, answers, is_over, strict=True)
-        ]
-        self._time_words(sum(len(verdict.words) for verdict in verdicts), self._clock() - landed)
+        # the others have ended while this pass was on its way
+        alive = [index for index, share in enumerate(shares) if share.sequence.finish_reason is None]
+        if any(work.scored for work in underway.works):
+            answers = [score(*item) for item in zip(shares, underway.works, answers, strict=True)]
+        verdicts = [self._verify(*item) for item in zip(shares, proposals, answers, strict=True)]
+        self._time_words(sum([len(verdict.words) for verdict in verdicts]), self._clock() - landed)
         if not underway.is_counted_on and not self._scheduler.waiting:  # else the next pass drafts nothing
             self._drafting.early.begin([share.sequence for share in shares], self._drafting.switches)
-        alive = [index for index, over in enumerate(is_over) if not over]
         layers = self._drafting.showing.layers
         for index in [index for index in alive if layers or proposals[index].scouts.tokens]:
             self._drafting.learn(
@@ -241,6 +244,7 @@ class Engine:
             share.sequence.unseen = None
         for index in alive:
             if shares[index].sequence.finish_reason is not None:
+                verdicts[index].cut = True
                 self._remove(shares[index].sequence)
         return verdicts
 
@@ -279,7 +283,7 @@ class Engine:
         """Blocks that could be handed out now."""
         return self._pool.num_available
 
-    def _draft(self, shares: Items[Share], idle_since_s: float | None) -> tuple[list[Proposal], str]:
+    def _draft(self, shares: Items[Share], base: Load, idle_since_s: float | None) -> tuple[list[Proposal], str]:
         """Ask for drafts where the next word can be drawn and one was drawn before, and make room; also tells why.
 
         Beside a prompt nothing is drafted: a first word takes as long as it takes plainly.
@@ -287,7 +291,6 @@ class Engine:
         ready = [i for i, share in enumerate(shares) if share.reaches_end and share.sequence.num_generated]
         if any(not share.sequence.num_generated for share in shares):  # its reader waits: nobody makes this step longer
             ready = [i for i in ready if shares[i].sequence.request.speculation.forced]
-        base = load_of(shares, [])
         found, reason = self._drafting.propose(
             [shares[i].sequence for i in ready],
             base,
@@ -310,11 +313,11 @@ class Engine:
     def _verify(self, share: Share, proposal: Proposal, answer: Answer) -> Verdict:
         """Let the target speak along the draft until it leaves it or a stop condition holds."""
         sequence = share.sequence
-        verdict = Verdict(proposal.bought, cut=sequence.finish_reason is not None)
-        if not share.reaches_end or verdict.cut:
+        verdict = Verdict(proposal.bought)
+        if not share.reaches_end or sequence.finish_reason is not None:
             return verdict
         try:
-            for word in walk(proposal.bought, lambda row: sequence.draw(answer, row)):
+            for word in walk(proposal.bought, partial(sequence.draw, answer)):
                 verdict.words.append(word)
                 if not sequence.append(word.token, verdict.source(word)):
                     verdict.cut = True

@@ -26,6 +26,11 @@ class Proposal:
         """Whether anything is computed for it."""
         return bool(self.bought.tokens or self.scouts.tokens)
 
+    @property
+    def num_rows(self) -> int:
+        """What is computed for it."""
+        return len(self.bought) + len(self.scouts)
+
     def with_words(self, words: Mapping[int, tuple[int, float]]) -> Proposal:
         """The same with what was named ahead in its place: at once in what is verified, see `spelled` for the rest."""
         return Proposal(self.drafts, self.bought.with_words(words), self.scouts, words)

@@ -19,6 +19,8 @@ from understudy.text.detokenize import Detokenizer
 
 Floats = NDArray[np.float32]
 
+_NO_ROWS = range(0)
+
 
 class Sequence:
     """A text that grows. `tokens` is all of it; the cache holds keys and values of its first `cache.length`."""
@@ -65,9 +67,12 @@ class Sequence:
         self._grammar = grammar
         has_ends = grammar is not None or not sampling.ignore_eos
         self._eos_ids = frozenset(eos_ids) if has_ends else frozenset()
-        self._stop_ids = frozenset(sampling.stop_token_ids)
+        self._end_ids = self._eos_ids | frozenset(sampling.stop_token_ids)
         self._detokenizer = detokenizer
+        self._may_stop = detokenizer.may_stop
         self._text: list[str] = []
+        self._unspelled: list[int] = []
+        """Said, and nobody need have read it yet."""
         self._fresh: list[int] = []
         self._fresh_sources: list[str] = []
         self._fresh_logprobs: list[TokenLogprob] = []
@@ -91,7 +96,7 @@ class Sequence:
             sampling,
             key,
             prompt_ids=request.prompt_ids,
-            end_ids=self._eos_ids | self._stop_ids,
+            end_ids=self._end_ids,
             vocab_size=vocab_size,
         )
         self._remembers = self._sampler.remembers
@@ -129,6 +134,8 @@ class Sequence:
 
     def rows_to_score(self, num_known: int) -> range:
         """Of the next known rows, those that are followed by a prompt token whose log probability is wanted."""
+        if not self._num_to_score:
+            return _NO_ROWS
         start = self.cache.length
         first, last = len(self._prompt_logprobs), min(start + num_known, self._num_to_score)
         assert first >= start or first >= last, "a row that was not computed cannot be scored"
@@ -185,22 +192,22 @@ class Sequence:
             self._sampler.append(token)
         self._fresh.append(token)
         self._fresh_sources.append(source)
-        if token in self._eos_ids:
-            self._finish("stop", None)
-        elif token in self._stop_ids:
-            self._finish("stop", token)
+        if token in self._end_ids:
+            self._finish("stop", None if token in self._eos_ids else token)
+            return False
+        num_generated = len(self.tokens) - self._num_prompt
+        if self._may_stop:
+            self._text.append(self._detokenizer.add(token, may_stop=num_generated >= self._min_tokens))
         else:
-            detokenizer, grammar = self._detokenizer, self._grammar
-            num_generated = len(self.tokens) - self._num_prompt
-            self._text.append(detokenizer.add(token, may_stop=num_generated >= self._min_tokens))
-            if grammar is not None:
-                grammar.advance(token)
-            if detokenizer.stopped is not None:
-                self._finish("stop", detokenizer.stopped)
-            elif grammar is not None and grammar.is_complete:
-                self._finish("stop", None)
-            elif num_generated >= self._max_tokens:
-                self._finish("length", None)
+            self._unspelled.append(token)
+        if self._grammar is not None:
+            self._grammar.advance(token)
+        if self._detokenizer.stopped is not None:
+            self._finish("stop", self._detokenizer.stopped)
+        elif self._grammar is not None and self._grammar.is_complete:
+            self._finish("stop", None)
+        elif num_generated >= self._max_tokens:
+            self._finish("length", None)
         return self.finish_reason is None
 
     def end(self, reason: FinishReason, error: str | None = None) -> None:
@@ -210,22 +217,30 @@ class Sequence:
 
     def take_output(self) -> Output:
         """What was said since the last call; with the first word, what was found of the prompt."""
-        found = self._prompt_logprobs if len(self._fresh) == self.num_generated else []
+        if self._unspelled:
+            self._spell()
+        fresh = self._fresh
+        is_first = self._num_to_score and fresh and len(fresh) == self.num_generated
         output = Output(
             self.request.request_id,
             self.choice,
-            tuple(self._fresh),
+            tuple(fresh),
             "".join(self._text),
             tuple(self._fresh_logprobs),
             self.finish_reason,
             self.stop_reason,
             self.error,
             tuple(self._fresh_sources),
-            prompt_logprobs=tuple(found) if self._fresh else (),
-            facts=self._facts() if self.finish_reason is not None else None,
+            tuple(self._prompt_logprobs) if is_first else (),
+            self._facts() if self.finish_reason is not None else None,
         )
         self._fresh, self._fresh_sources, self._text, self._fresh_logprobs = [], [], [], []
         return output
+
+    def _spell(self) -> None:
+        """Turn what was said into text."""
+        self._text.append(self._detokenizer.add_all(self._unspelled))
+        self._unspelled = []
 
     def _facts(self) -> Facts:
         return Facts(
@@ -239,5 +254,7 @@ class Sequence:
 
     def _finish(self, reason: FinishReason, stop_reason: int | str | None) -> None:
         self.finish_reason, self.stop_reason = reason, stop_reason
+        if self._unspelled:
+            self._spell()
         if self._detokenizer.stopped is None:
             self._text.append(self._detokenizer.finish())

@@ -28,7 +28,7 @@ class Underway:
     """Why so much was drafted."""
     load: Load
     plain: Load
-    """The same pass without what was drafted."""
+    """The same pass without what was drafted; the very same if nothing was."""
     started_s: float
     drafting: DraftingTime
     launched_s: float
@@ -41,7 +41,7 @@ class Underway:
     @property
     def is_plain(self) -> bool:
         """Whether nothing was drafted: then each text that speaks says one word."""
-        return not any(map(Proposal.has_rows, self.proposals))
+        return self.load is self.plain
 
     @property
     def is_idle(self) -> bool:
@@ -66,17 +66,21 @@ class Underway:
         sample_s = told_s - landed_s
         if following is not None and following.started_s > landed_s:
             sample_s -= following.launched_s - following.started_s  # the next cycle tells of it
-        num_draft_rows = sum(len(verdict.draft) for verdict in verdicts)
-        num_scout_rows = sum(len(proposal.scouts) for proposal in self.proposals)
-        num_sampled = sum(bool(verdict.words) for verdict in verdicts)
+        num_draft_rows = num_scout_rows = num_accepted = 0
+        if not self.is_plain:
+            num_draft_rows = sum([len(verdict.draft) for verdict in verdicts])
+            num_scout_rows = sum([len(proposal.scouts) for proposal in self.proposals])
+            num_accepted = sum([verdict.num_accepted for verdict in verdicts])
+        nums_said = [len(verdict.words) for verdict in verdicts]
+        num_sampled = len(nums_said) - nums_said.count(0)
         draft_s = max(self.launched_s, min(self.drafting.ready_s, landed_s)) - self.started_s
         return Cycle(
             num_sequences=len(verdicts),
             num_prompt_rows=self.load.rows - num_draft_rows - num_scout_rows - num_sampled,
             num_draft_rows=num_draft_rows,
             num_scout_rows=num_scout_rows,
-            num_emitted=sum(len(verdict.words) for verdict in verdicts),
-            num_accepted=sum(verdict.num_accepted for verdict in verdicts),
+            num_emitted=sum(nums_said),
+            num_accepted=num_accepted,
             context=self.load.keys,
             draft_s=draft_s,
             forward_s=forward_s,
@@ -89,33 +93,36 @@ class Underway:
 
 def work_of(share: Share, proposal: Proposal, *, wants_features: bool) -> Work:
     """What one sequence computes."""
-    sequence = share.sequence
-    known = sequence.pending(share.num_known)
-    scored = sequence.rows_to_score(share.num_known)
+    sequence, num_known, reaches_end = share
     return Work(
         sequence.cache,
-        known,
+        sequence.pending(num_known),
         proposal.bought,
-        share.reaches_end,
+        reaches_end,
         proposal.scouts,
-        scored,
-        dice=sequence.dice,
-        wants_features=wants_features,
+        sequence.rows_to_score(num_known),
+        sequence.dice,
+        wants_features,
     )
 
 
-def load_of(shares: Items[Share], proposals: Items[Proposal]) -> Load:
-    """The size of a pass; without proposals that of the same pass with nothing drafted."""
-    rows = [len(proposal.bought) + len(proposal.scouts) for proposal in proposals] or [0] * len(shares)
-    return Load.of(
-        (share.num_known + more, share.sequence.cache.length) for share, more in zip(shares, rows, strict=True)
-    )
+def plain_load(shares: Items[Share]) -> Load:
+    """The size of a pass in which nothing is drafted."""
+    return Load.of([(share.num_known, share.sequence.cache.length) for share in shares])
+
+
+def load_of(shares: Items[Share], proposals: Items[Proposal], plain: Load) -> Load:
+    """The size of a pass; `plain` itself, which it would be with nothing drafted, if nothing is."""
+    if not any(map(Proposal.has_rows, proposals)):
+        return plain
+    rows = [share.num_known + p.num_rows for share, p in zip(shares, proposals, strict=True)]
+    return Load.of(zip(rows, [share.sequence.cache.length for share in shares], strict=True))
 
 
 def score(share: Share, work: Work, answer: Answer) -> Answer:
     """Let the scored rows tell the log probabilities of the prompt; return the rows that words are drawn from."""
     sequence = share.sequence
-    if answer.logits is None or not len(work.scored) or sequence.finish_reason is not None:
+    if answer.logits is None or not work.scored or sequence.finish_reason is not None:
         return answer
     try:
         sequence.score(answer.logits[: len(work.scored)])

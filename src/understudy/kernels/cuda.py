@@ -28,6 +28,29 @@ GRAPHS_OFF = "UNDERSTUDY_NO_GRAPHS"
 """Set to 1, every kernel is launched by itself: slower, the same bits, for finding faults."""
 
 
+_MOST_MOVES, _NUM_MOVES = 256, 16
+"""Slots that are copied at once, and how often before the first of them must have been: each pass is waited for."""
+
+
+class _Moves:
+    """Room for numbers of slots on their way to the device, which nobody waits for."""
+
+    def __init__(self, device: torch.device) -> None:
+        shape = (_NUM_MOVES, 2, _MOST_MOVES)
+        self._sent = torch.zeros(shape, dtype=torch.int32, pin_memory=device.type == "cuda")
+        self._on_host: Ints = self._sent.numpy()
+        self._on_device = torch.zeros(shape, dtype=torch.int32, device=device)
+        self._next = 0
+
+    def placed(self, sources: Ints, targets: Ints) -> Tensor:
+        """[2, moves] on the device."""
+        turn, self._next = self._next, (self._next + 1) % _NUM_MOVES
+        count = len(sources)
+        self._on_host[turn, 0, :count] = sources
+        self._on_host[turn, 1, :count] = targets
+        return self._on_device[turn].copy_(self._sent[turn], non_blocking=True)[:, :count]
+
+
 @dataclass(frozen=True, slots=True)
 class CudaCache:
     """Keys and values of every layer, [layers, blocks + 1, kv_heads, PAGE, dim] each.
@@ -37,6 +60,7 @@ class CudaCache:
 
     keys: Tensor
     values: Tensor
+    moves: _Moves
 
     @property
     def num_bytes(self) -> int:
@@ -50,11 +74,10 @@ class CudaCache:
 
     def move(self, sources: Ints, targets: Ints) -> None:
         """Copy slots to other slots, in order, in every layer."""
-        if sources.size:
-            moved = torch.from_numpy(np.stack([sources, targets]).astype(np.int32))
-            if self.keys.is_cuda:  # from pinned memory a copy is not waited for
-                moved = moved.pin_memory().to(self.keys.device, non_blocking=True)
-            cuda_ops.copy_slots(self.keys, self.values, moved[0], moved[1])
+        for first in range(0, sources.size, _MOST_MOVES):
+            last = first + _MOST_MOVES
+            moved = self.moves.placed(sources[first:last], targets[first:last])
+            cuda_ops.copy_slots(self.keys, self.values, *moved)
 
 
 class CudaKernels:
@@ -103,7 +126,8 @@ class CudaKernels:
             raise ModelError(f"head_dim is {dim}, which is not a power of two.", "Run this model on the CPU.")
         shape = (num_layers, num_blocks + 1, num_kv_heads, PAGE, dim)
         try:
-            return CudaCache(*(torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in range(2)))
+            keys, values = (torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in range(2))
+            return CudaCache(keys, values, _Moves(self.device))
         except torch.OutOfMemoryError:
             wanted = 2 * self.dtype.itemsize * np.prod(shape, dtype=np.int64)
             free = torch.cuda.mem_get_info(self.device)[0]

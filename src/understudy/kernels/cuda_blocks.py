@@ -291,7 +291,7 @@ class _Stage:
         dice = [work.dice for work in guessing] + [None] * (size.texts - len(guessing))
         first = [work.position + 1 for work in guessing] + [0] * (size.texts - len(guessing))
         depths = np.array(passes.tree.depths, np.int32)[:, None]  # nodes of one depth draw with the same noise
-        write_dice(to, dice * size.nodes_each, (np.array(first, np.int32) + depths).ravel())
+        write_dice(to, dice * size.nodes_each, (np.array(first, np.int32) + depths).ravel)
         captured.numbers.copy_(self._numbers[: captured.num_numbers], non_blocking=True)
 
     def _write_context(self, to: dict[str, NDArray[Any]], works: Sequence[BlockWork], size: BlockSize) -> None:

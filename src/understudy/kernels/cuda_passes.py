@@ -16,6 +16,7 @@ import contextlib
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -75,10 +76,10 @@ class Size(NamedTuple):
         rows, groups, logits = self.rows, self.groups, self.logits
         return {
             "how": (cuda_sample.INTS_PER_ROW * logits,),
+            "tables": (groups, self.keys // PAGE),
             "token_ids": (rows,),
             "positions": (rows,),
             "slots": (rows,),
-            "tables": (groups, self.keys // PAGE),
             "group_starts": (groups + 1,),
             "group_tables": (groups,),
             "prefix_lens": (rows,),
@@ -128,7 +129,8 @@ class CudaPasses:
         """`scratch_slot` is a slot of the cache that no text owns: padded rows write there."""
         self._compute = compute
         self._device = device
-        self._scratch_slot = scratch_slot
+        self.paddings = [scratch_slot if name == "slots" else padding for name, padding in _PADDING.items()]
+        """What the lines of a pass end with"""
         self._vocab_size = vocab_size
         self._use_graphs = use_graphs
         self._captured: dict[Size, _Captured] = {}
@@ -172,7 +174,7 @@ class CudaPasses:
             captured = self._captured[size] = _Captured(size, self)
         stage = self._stages[self._num_launched % _NUM_STAGES]
         self._num_launched += 1
-        stage.fill(captured, rows, dice, scratch_slot=self._scratch_slot)
+        stage.fill(captured, rows, dice)
         logits = captured.run()
         stage.fetch(self._drawn)
         return CudaLaunched(stage, logits, num_places=len(dice))
@@ -203,6 +205,11 @@ class _Captured:
         self.size = size
         self.shapes = size.shapes()
         self.num_numbers = sum(int(np.prod(shape)) for shape in self.shapes.values())
+        self.paddings = [
+            (size, None if padding is _LAST else np.full(size, padding, np.int32))
+            for (size,), padding in zip(list(self.shapes.values())[2:], passes.paddings, strict=True)
+        ]
+        """Of the lines: the length of each, and what its end is filled with."""
         self.numbers = torch.zeros(self.num_numbers, dtype=torch.int32, device=passes._device)
         views = dict(zip(self.shapes, cut(self.numbers, self.shapes), strict=True))
         self._how = cuda_sample.DrawnRows.within(views.pop("how"))
@@ -244,34 +251,46 @@ class _Captured:
         return logits
 
 
+class _Views(NamedTuple):
+    """Where the numbers of a pass of one size are written."""
+
+    how: dict[str, NDArray[Any]]
+    """By `how.` and the name of `DrawnRows`"""
+    tables: Ints
+    lines: Ints
+    """All others of `Rows`, one after the other"""
+    sent: Tensor
+    """All of them"""
+
+
 class _Stage:
     """The numbers of one pass in the host's memory, on their way to the GPU and back."""
 
     def __init__(self, device: torch.device) -> None:
         self._is_pinned = device.type == "cuda"
         self._numbers = torch.empty(0, dtype=torch.int32)
-        self._views: dict[Size, dict[str, NDArray[Any]]] = {}
+        self._views: dict[_Captured, _Views] = {}
         self._drawn = torch.empty((3, MOST_PLACES), dtype=torch.int32, pin_memory=self._is_pinned)
         self.words: Ints = self._drawn[0].numpy()
         self.sureness: Floats = self._drawn[1].numpy().view(np.float32)
         self.rivals: Ints = self._drawn[2].numpy()
         self._arrived = torch.cuda.Event() if self._is_pinned else None  # type: ignore[no-untyped-call]
 
-    def fill(self, captured: _Captured, rows: Rows, dice: Sequence[Dice | None], *, scratch_slot: int) -> None:
+    def fill(self, captured: _Captured, rows: Rows, dice: Sequence[Dice | None]) -> None:
         """Write a pass's numbers down, padded, and send them off."""
         self.wait()  # what was sent from here before has arrived
-        to = self._arrays(captured)
-        for name, padding in _PADDING.items():
-            array, line = getattr(rows, name), to[name]
-            count = len(array)
-            line[:count] = array
-            if count < len(line):
-                line[count:] = scratch_slot if name == "slots" else array[-1] if padding is _LAST else padding
+        to = self._views_of(captured)
+        pieces: list[NDArray[Any]] = []
+        for line, (length, padding) in zip(_LINES_OF(rows), captured.paddings, strict=True):
+            pieces.append(line)
+            if missing := length - len(line):
+                pieces.append(np.repeat(line[-1:], missing) if padding is None else padding[:missing])
+        np.concatenate(pieces, out=to.lines, casting="unsafe")
         num_tables, width = rows.tables.shape
-        to["tables"][:num_tables, :width] = rows.tables[:, : to["tables"].shape[1]]
+        to.tables[:num_tables, :width] = rows.tables[:, : to.tables.shape[1]]
         if captured.size.logits:
-            write_dice(to, dice, rows.positions[rows.logit_rows] + 1)
-        captured.numbers.copy_(self._numbers[: captured.num_numbers], non_blocking=True)
+            write_dice(to.how, dice, lambda: rows.positions[rows.logit_rows] + 1)
+        captured.numbers.copy_(to.sent, non_blocking=True)
 
     def fetch(self, drawn: Tensor) -> None:
         """Send the words back when they are there."""
@@ -289,18 +308,21 @@ class _Stage:
         if self._arrived is not None:
             self._arrived.synchronize()
 
-    def _arrays(self, captured: _Captured) -> dict[str, NDArray[Any]]:
-        """The arrays of a size, and under `how.` those of its dice."""
+    def _views_of(self, captured: _Captured) -> _Views:
         if captured.num_numbers > self._numbers.numel():
             self._numbers = torch.zeros(rounded(captured.num_numbers), dtype=torch.int32, pin_memory=self._is_pinned)
             self._views = {}
-        found = self._views.get(captured.size)
+        found = self._views.get(captured)
         if found is None:
-            parts = cut(self._numbers, captured.shapes)
-            found = {name: view.numpy() for name, view in zip(captured.shapes, parts, strict=True)}
-            how = cuda_sample.DrawnRows.within(parts[0])
-            found |= {f"how.{part.name}": getattr(how, part.name).numpy() for part in fields(how)}
-            self._views[captured.size] = found
+            sent = self._numbers[: captured.num_numbers]
+            how, tables, *_ = cut(sent, captured.shapes)
+            drawn = cuda_sample.DrawnRows.within(how)
+            found = self._views[captured] = _Views(
+                how={f"how.{part.name}": getattr(drawn, part.name).numpy() for part in fields(drawn)},
+                tables=tables.numpy(),
+                lines=sent[how.numel() + tables.numel() :].numpy(),
+                sent=sent,
+            )
         return found
 
 
@@ -333,6 +355,8 @@ _LAST = None
 """In place of a padding: the last number once more."""
 _PADDING = {"token_ids": 0, "positions": 0, "slots": 0, "group_starts": _LAST, "group_tables": 0, "prefix_lens": 1,
             "tail_starts": _LAST, "tail_slots": 0, "logit_rows": 0}  # fmt: skip
+"""The lines, in the order of `Size.shapes`, and what they end with."""
+_LINES_OF = attrgetter(*_PADDING)
 
 
 def cut(numbers: Tensor, shapes: dict[str, tuple[int, ...]]) -> list[Tensor]:
@@ -348,14 +372,14 @@ def cut(numbers: Tensor, shapes: dict[str, tuple[int, ...]]) -> list[Tensor]:
 _GREEDY = Dice(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, choice=0)
 
 
-def write_dice(to: dict[str, NDArray[Any]], dice: Sequence[Dice | None], positions: Ints) -> None:
-    """Write how each place is drawn.
+def write_dice(to: dict[str, NDArray[Any]], dice: Sequence[Dice | None], positions: Callable[[], Ints]) -> None:
+    """Write how each place is drawn. What is greedy does not even ask for its position.
 
     Places whose words are drawn on the host are greedy here: that is cheapest, and nobody looks at them.
     """
     temperatures = to["how.temperatures"]
     temperatures.fill(0.0)
-    if not any(one is not None and one.temperature for one in dice):
+    if not any([one is not None and one.temperature for one in dice]):  # noqa: C419 - of hundreds, faster
         return  # nothing else is looked at
     known = [one or _GREEDY for one in dice]
     count = len(known)
@@ -365,5 +389,5 @@ def write_dice(to: dict[str, NDArray[Any]], dice: Sequence[Dice | None], positio
     to["how.top_ks"][:count] = [one.top_k for one in known]
     seeds = np.array([one.seed for one in known], np.uint64).view(np.int32).reshape(-1, 2)
     to["how.seeds_low"][:count], to["how.seeds_high"][:count] = seeds[:, 0], seeds[:, 1]
-    to["how.positions"][:count] = positions
+    to["how.positions"][:count] = positions()
     to["how.choices"][:count] = [one.choice for one in known]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +13,7 @@ MOST_PLACES = 1024
 """Rows of one pass whose logits can be wanted on a device that draws: their words have places there."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
+class Rows(NamedTuple):
     """R rows of S sequences. Where a key lies (slot) and where it stands in the text (position) are two things.
 
         a row's keys:   position 0 ........ prefix_len - 1 | prefix_len ............ its own position

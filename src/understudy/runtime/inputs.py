@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import accumulate, chain
+from itertools import accumulate, chain, groupby
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -54,7 +55,8 @@ class Work(NamedTuple):
         """Rows whose logits are wanted: those that are scored; the root, the draft's nodes, the scouts' leaves."""
         if not self.wants_logits:
             return len(self.scored)
-        return len(self.scored) + 1 + len(self.draft.tokens) + len(self.scouts.leaves())
+        num_leaves = len(self.scouts.leaves()) if self.scouts.tokens else 0
+        return len(self.scored) + 1 + len(self.draft.tokens) + num_leaves
 
     @property
     def is_single(self) -> bool:
@@ -74,17 +76,21 @@ class _Building:
     tail_slots: list[int] = field(default_factory=list)
     logit_rows: list[int] = field(default_factory=list)
 
-    def add_single(self, work: Work, index: int) -> None:
-        """Add a row that a word is drawn from, and that reads its keys alone."""
-        row, length = len(self.token_ids), work.cache.length
-        self.token_ids.append(work.known[0])
-        self.positions.append(length)
-        self.slots.append(work.cache.slot(0))
-        self.prefix_lens.append(length + 1)
-        self.tail_starts.append(len(self.tail_slots))
-        self.logit_rows.append(row)
-        self.group_starts.append(row)
-        self.group_tables.append(index)
+    def add_singles(self, works: Sequence[Work], index: int) -> None:
+        """Add rows that a word is drawn from, and that read their keys alone: works from number `index` on.
+
+        All rows of most passes are of this kind, and there may be hundreds.
+        """
+        count, first = len(works), len(self.token_ids)
+        rows, lengths = range(first, first + count), [work.cache.length for work in works]
+        self.token_ids.extend([work.known[0] for work in works])
+        self.positions.extend(lengths)
+        self.slots.extend([work.cache.slot(0) for work in works])
+        self.prefix_lens.extend([length + 1 for length in lengths])
+        self.tail_starts.extend([len(self.tail_slots)] * count)
+        self.logit_rows.extend(rows)
+        self.group_starts.extend(rows)
+        self.group_tables.extend(range(index, index + count))
 
 
 class TreeNode(NamedTuple):
@@ -116,34 +122,40 @@ def build_rows(works: Sequence[Work], *, heads_per_kv_head: int, tails_alone: bo
 
     `tails_alone`: a row with a tail shares a group with nobody, for devices that read tails row by row.
     """
-    if all(work.is_single for work in works):
-        return _single_rows(works)
     building = _Building()
-    for index, work in enumerate(works):
-        first, num_known = len(building.token_ids), len(work.known)
-        if work.is_single:  # most are, beside the prompts of a few
-            building.add_single(work, index)
-            continue
-        slots = work.cache.slots(work.num_rows)
-        _add_known(building, work, slots)
-        draft = _add_draft(building, work, work.draft, slots, num_before=0)
-        drafted = len(building.token_ids)
-        scouts = _add_draft(building, work, work.scouts, slots, num_before=len(work.draft.tokens))
-        last = len(building.token_ids)
-        if work.scored:
-            building.logit_rows.extend(range(first + work.scored.start, first + work.scored.stop))
-        if work.wants_logits:
-            building.logit_rows.extend(range(first + num_known - 1, drafted))
-            building.logit_rows.extend([drafted + leaf for leaf in work.scouts.leaves()])
-        step = max(1, min(_GROUP_ROWS, _GROUP_SCORES // (heads_per_kv_head * (work.cache.length + last - first))))
-        starts: Sequence[int] = range(first, last, step)
-        if tails_alone and (draft.tails or scouts.tails):
-            has_tail = (False,) * num_known + draft.has_tail + scouts.has_tail
-            starts = [first + row for row in _starts_of_groups(has_tail, step)]
-        building.group_starts.extend(starts)
-        building.group_tables.extend([index] * len(starts))
+    index = 0
+    for is_single, alike in groupby(works, attrgetter("is_single")):
+        group = list(alike)
+        if is_single:
+            building.add_singles(group, index)
+        else:
+            for number, work in enumerate(group, index):
+                _add_work(building, work, number, heads_per_kv_head, tails_alone=tails_alone)
+        index += len(group)
     building.group_starts.append(len(building.token_ids))
     return _to_arrays(building, [work.cache.blocks for work in works])
+
+
+def _add_work(building: _Building, work: Work, index: int, heads_per_kv_head: int, *, tails_alone: bool) -> None:
+    first, num_known = len(building.token_ids), len(work.known)
+    slots = work.cache.slots(work.num_rows)
+    _add_known(building, work, slots)
+    draft = _add_draft(building, work, work.draft, slots, num_before=0)
+    drafted = len(building.token_ids)
+    scouts = _add_draft(building, work, work.scouts, slots, num_before=len(work.draft.tokens))
+    last = len(building.token_ids)
+    if work.scored:
+        building.logit_rows.extend(range(first + work.scored.start, first + work.scored.stop))
+    if work.wants_logits:
+        building.logit_rows.extend(range(first + num_known - 1, drafted))
+        building.logit_rows.extend([drafted + leaf for leaf in work.scouts.leaves()])
+    step = max(1, min(_GROUP_ROWS, _GROUP_SCORES // (heads_per_kv_head * (work.cache.length + last - first))))
+    starts: Sequence[int] = range(first, last, step)
+    if tails_alone and (draft.tails or scouts.tails):
+        has_tail = (False,) * num_known + draft.has_tail + scouts.has_tail
+        starts = [first + row for row in _starts_of_groups(has_tail, step)]
+    building.group_starts.extend(starts)
+    building.group_tables.extend([index] * len(starts))
 
 
 def _add_known(building: _Building, work: Work, slots: Sequence[int]) -> None:
@@ -207,24 +219,6 @@ def _starts_of_groups(has_tail: tuple[bool, ...], most: int) -> tuple[int, ...]:
         if row - starts[-1] == most or has_tail[row] or has_tail[row - 1]:
             starts.append(row)
     return tuple(starts)
-
-
-def _single_rows(works: Sequence[Work]) -> Rows:
-    """One row of each sequence: the pass that comes most often, in as few steps as it needs."""
-    count = len(works)
-    positions = np.array([work.cache.length for work in works], np.int32)
-    return Rows(
-        token_ids=np.array([work.known[0] for work in works], np.int64),
-        positions=positions,
-        slots=np.array([work.cache.slot(0) for work in works], np.int32),
-        tables=_tables([work.cache.blocks for work in works]),
-        group_starts=np.arange(count + 1, dtype=np.int32),
-        group_tables=np.arange(count, dtype=np.int32),
-        prefix_lens=positions + 1,
-        tail_starts=np.zeros(count + 1, np.int32),
-        tail_slots=np.zeros(0, np.int32),
-        logit_rows=np.arange(count),
-    )
 
 
 def _tables(blocks: Sequence[Sequence[int]]) -> Ints:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from itertools import chain, repeat
+from operator import attrgetter
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -22,6 +23,8 @@ from understudy.runtime.inputs import Work, build_rows
 
 Floats = NDArray[np.float32]
 
+_DICE, _WANTS_FEATURES = attrgetter("dice"), attrgetter("wants_features")
+
 _GREEDY = Dice(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, choice=0)
 
 
@@ -32,9 +35,6 @@ class Answer(NamedTuple):
     """[places, vocabulary]"""
     words: Sequence[int] | None = None
     """[places] drawn by the device: the work's dice were given, and nothing of it is scored"""
-    sureness: Sequence[float] = ()
-    rivals: Sequence[int] = ()
-    """[places] for whoever only guesses: see `kernels.interface.Drawn`"""
     features: Any = None
     """[known rows, then the draft's nodes; `Runner.feature_layers`; hidden] if the work wants them: Floats, or a tensor
     on the device if they stay there"""
@@ -66,18 +66,21 @@ class Flight:
 
     def land(self) -> list[Answer]:
         """Wait for the pass, and return what it has for each work."""
-        drawn = self._launched.drawn() if self._draws else Drawn([], [], [])
+        words = self._launched.drawn().words if self._draws else []
         answers: list[Answer] = []
         start = 0
         for work, count in zip(self._works, self.counts, strict=True):
             stop = start + count
             if self._draws and work.dice is not None:
-                places = slice(start, stop)
-                answers.append(Answer(None, drawn.words[places], drawn.sureness[places], drawn.rivals[places]))
+                answers.append(Answer(None, words[start:stop]))
             else:
-                answers.append(Answer(logits=self._launched.logits(start, stop)))
+                answers.append(Answer(self._launched.logits(start, stop)))
             start = stop
         return answers if self._features is None else self._with_features(answers, self._features)
+
+    def drawn(self) -> Drawn:
+        """Wait for a pass whose works all have dice; return what was drawn for them, by place."""
+        return self._launched.drawn()
 
     def _with_features(self, answers: Sequence[Answer], features: Any) -> list[Answer]:
         """The answers with what they are shown; scouts are no part of a text, and nobody sees them."""
@@ -139,11 +142,11 @@ class Runner:
         """Begin a pass."""
         rows = self._rows(works)
         counts = [work.num_logits for work in works]
-        wants_features = any(work.wants_features for work in works)
+        wants_features = any(map(_WANTS_FEATURES, works))
         assert self.shows_features or not wants_features, "ask whether hidden states are shown before wanting them"
         if self._row_by_row:
             return Flight(works, counts, HostLaunched(self._forward_row_by_row(rows)), draws=False)
-        dice = [work.dice for work, count in zip(works, counts, strict=True) for _ in range(count)]
+        dice = list(chain.from_iterable(map(repeat, map(_DICE, works), counts)))
         if not wants_features:
             return Flight(works, counts, self._passes.launch(rows, dice), draws=self.draws)
         shape = len(rows.token_ids), len(self.feature_layers), self.decoder.config.hidden_size
@@ -186,4 +189,4 @@ class Runner:
         cache.length = context
         work = Work(cache, [0] * num_rows, EMPTY, wants_logits=False)
         rows = self._rows([work])
-        return replace(rows, logit_rows=np.arange(num_rows))
+        return rows._replace(logit_rows=np.arange(num_rows))

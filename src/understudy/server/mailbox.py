@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 
 from understudy.core.backend import Taker
 from understudy.core.request import Output
@@ -92,8 +91,7 @@ class Mailbox:
 
 
 def _joined(first: Output, second: Output) -> Output:
-    return replace(
-        second,
+    return second._replace(
         token_ids=first.token_ids + second.token_ids,
         text=first.text + second.text,
         logprobs=first.logprobs + second.logprobs,

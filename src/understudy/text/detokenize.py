@@ -16,6 +16,7 @@ itself the text ends with (Knuth, Morris and Pratt), which is also how much must
 from __future__ import annotations
 
 import codecs
+from collections.abc import Sequence
 
 from understudy.text.tokenizer import Tokenizer
 
@@ -44,10 +45,23 @@ class Detokenizer:
         """
         if self.stopped is not None:
             return ""
-        added = self._tokenizer.token_bytes(token_id)
+        return self._release(self._decoded(self._tokenizer.token_bytes(token_id)), may_stop=may_stop)
+
+    @property
+    def may_stop(self) -> bool:
+        """Whether there are stop strings: if not, nobody need look at the text before it is told."""
+        return bool(self._stops)
+
+    def add_all(self, token_ids: Sequence[int]) -> str:
+        """Take tokens that no stop string can end the text at: there are none."""
+        assert not self._stops
+        spell = self._tokenizer.token_bytes
+        return self._decoded(spell(token_ids[0]) if len(token_ids) == 1 else b"".join(map(spell, token_ids)))
+
+    def _decoded(self, added: bytes) -> str:
         if added and self._drop_space:
             added, self._drop_space = added.removeprefix(b" "), False
-        return self._release(self._decoder.decode(added), may_stop=may_stop)
+        return self._decoder.decode(added)
 
     def finish(self) -> str:
         """Release what was held back; the bytes of an unfinished character become U+FFFD."""

@@ -12,7 +12,6 @@ import contextlib
 import functools
 import secrets
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import replace
 from typing import Protocol
 
 import msgspec
@@ -180,7 +179,7 @@ async def _merged(service: Service, exchanges: Sequence[Exchange], num_choices: 
         try:
             async with turns, contextlib.aclosing(service.answer(exchange)) as outputs:
                 async for output in outputs:
-                    await queue.put(replace(output, choice=number * num_choices + output.choice))
+                    await queue.put(output._replace(choice=number * num_choices + output.choice))
         finally:
             # cancelled tasks must not wait for a reader that is gone
             with contextlib.suppress(asyncio.QueueFull):
