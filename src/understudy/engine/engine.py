@@ -204,10 +204,8 @@ class Engine:
     ) -> Underway:
         launched = self._clock()
         showing, switches = self._drafting.showing, self._drafting.switches
-        works = [
-            work_of(share, proposal, wants_features=showing.wants(share.sequence, switches))
-            for share, proposal in zip(shares, proposals, strict=True)
-        ]
+        is_shown = [bool(showing.layers) and showing.wants(share.sequence, switches) for share in shares]
+        works = [work_of(*item) for item in zip(shares, proposals, is_shown, strict=True)]
         load = load_of(shares, proposals, plain)
         flight = self._runner.launch(works)
         drafting = self._drafting.take_time()
@@ -319,7 +317,7 @@ class Engine:
         try:
             for word in walk(proposal.bought, partial(sequence.draw, answer)):
                 verdict.words.append(word)
-                if not sequence.append(word.token, verdict.source(word)):
+                if not sequence.append(word.token, "" if word.node is None else verdict.draft.sources[word.node]):
                     verdict.cut = True
                     break
         except (FloatingPointError, GrammarError) as error:

@@ -70,11 +70,11 @@ class Sequence:
         self._end_ids = self._eos_ids | frozenset(sampling.stop_token_ids)
         self._detokenizer = detokenizer
         self._may_stop = detokenizer.may_stop
-        self._text: list[str] = []
-        self._unspelled: list[int] = []
-        """Said, and nobody need have read it yet."""
-        self._fresh: list[int] = []
+        self._text = ""
+        self._num_spelled = self._num_prompt
+        """Tokens, of all, that the text was made of: without stop strings nobody need read it before it is told."""
         self._fresh_sources: list[str] = []
+        """One for each token that was not told yet."""
         self._fresh_logprobs: list[TokenLogprob] = []
         self._prompt_logprobs: list[TokenLogprob] = []
         scores = sampling.prompt_logprobs is not None and not choice
@@ -117,9 +117,11 @@ class Sequence:
 
         A word that a device has drawn and nobody has seen yet is one of them, unless it is sure to be the last.
         """
+        num_tokens = len(self.tokens)
         if self.unseen is None:
-            return len(self.tokens) - self.cache.length
-        return len(self.tokens) + 1 - self.cache.length if self.num_left > 1 else 0
+            return num_tokens - self.cache.length
+        is_last = num_tokens - self._num_prompt >= self._max_tokens - 1
+        return 0 if is_last else num_tokens + 1 - self.cache.length
 
     def pending(self, count: int) -> list[int]:
         """The first `count` of the tokens to compute; the unseen word as `kernels.interface.Passes` names it."""
@@ -190,16 +192,17 @@ class Sequence:
         self.tokens.append(token)
         if self._remembers:
             self._sampler.append(token)
-        self._fresh.append(token)
         self._fresh_sources.append(source)
-        if token in self._end_ids:
+        num_tokens = len(self.tokens)
+        if token in self._end_ids:  # it is no part of the text
+            self._spell(num_tokens - 1)
+            self._num_spelled = num_tokens
             self._finish("stop", None if token in self._eos_ids else token)
             return False
-        num_generated = len(self.tokens) - self._num_prompt
+        num_generated = num_tokens - self._num_prompt
         if self._may_stop:
-            self._text.append(self._detokenizer.add(token, may_stop=num_generated >= self._min_tokens))
-        else:
-            self._unspelled.append(token)
+            self._text += self._detokenizer.add(token, may_stop=num_generated >= self._min_tokens)
+            self._num_spelled = num_tokens
         if self._grammar is not None:
             self._grammar.advance(token)
         if self._detokenizer.stopped is not None:
@@ -217,15 +220,14 @@ class Sequence:
 
     def take_output(self) -> Output:
         """What was said since the last call; with the first word, what was found of the prompt."""
-        if self._unspelled:
-            self._spell()
-        fresh = self._fresh
-        is_first = self._num_to_score and fresh and len(fresh) == self.num_generated
+        tokens, num_fresh = self.tokens, len(self._fresh_sources)
+        self._spell(len(tokens))
+        is_first = self._num_to_score and num_fresh and num_fresh == self.num_generated
         output = Output(
             self.request.request_id,
             self.choice,
-            tuple(fresh),
-            "".join(self._text),
+            tuple(tokens[len(tokens) - num_fresh :]),
+            self._text,
             tuple(self._fresh_logprobs),
             self.finish_reason,
             self.stop_reason,
@@ -234,13 +236,16 @@ class Sequence:
             tuple(self._prompt_logprobs) if is_first else (),
             self._facts() if self.finish_reason is not None else None,
         )
-        self._fresh, self._fresh_sources, self._text, self._fresh_logprobs = [], [], [], []
+        self._text = ""
+        self._fresh_sources.clear()
+        self._fresh_logprobs.clear()
         return output
 
-    def _spell(self) -> None:
-        """Turn what was said into text."""
-        self._text.append(self._detokenizer.add_all(self._unspelled))
-        self._unspelled = []
+    def _spell(self, num_tokens: int) -> None:
+        """Turn what was said into text, up to so many of all tokens."""
+        if self._num_spelled < num_tokens:
+            self._text += self._detokenizer.add_all(self.tokens[self._num_spelled : num_tokens])
+            self._num_spelled = num_tokens
 
     def _facts(self) -> Facts:
         return Facts(
@@ -254,7 +259,6 @@ class Sequence:
 
     def _finish(self, reason: FinishReason, stop_reason: int | str | None) -> None:
         self.finish_reason, self.stop_reason = reason, stop_reason
-        if self._unspelled:
-            self._spell()
+        self._spell(len(self.tokens))
         if self._detokenizer.stopped is None:
-            self._text.append(self._detokenizer.finish())
+            self._text += self._detokenizer.finish()

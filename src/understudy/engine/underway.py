@@ -91,7 +91,7 @@ class Underway:
         )
 
 
-def work_of(share: Share, proposal: Proposal, *, wants_features: bool) -> Work:
+def work_of(share: Share, proposal: Proposal, is_shown: bool) -> Work:
     """What one sequence computes."""
     sequence, num_known, reaches_end = share
     return Work(
@@ -102,7 +102,7 @@ def work_of(share: Share, proposal: Proposal, *, wants_features: bool) -> Work:
         proposal.scouts,
         sequence.rows_to_score(num_known),
         sequence.dice,
-        wants_features,
+        is_shown,
     )
 
 

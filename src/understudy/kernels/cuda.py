@@ -16,8 +16,9 @@ from torch import Tensor
 from understudy.core.weights import WeightType
 from understudy.errors import CapacityError, ModelError
 from understudy.kernels import cuda_attention, cuda_ops
+from understudy.kernels.cuda_graphs import Places
 from understudy.kernels.cuda_linear import GatedLinear, Linear
-from understudy.kernels.cuda_passes import Compute, CudaPasses, Places
+from understudy.kernels.cuda_passes import Compute, CudaPasses
 from understudy.kernels.cuda_rows import PAGE, PlacedRows, place_rows
 from understudy.kernels.interface import BodyShape
 from understudy.kernels.rows import Ints, Rows

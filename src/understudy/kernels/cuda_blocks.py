@@ -10,7 +10,7 @@ a slot that nobody reads.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,8 @@ from torch import Tensor
 from understudy.core.dice import Dice
 from understudy.core.static_tree import StaticTree
 from understudy.kernels import cuda_sample
-from understudy.kernels.cuda_passes import Places, capture, cut, rounded, write_dice
+from understudy.kernels.cuda_graphs import Answer, Captured, Home, Places, rounded
+from understudy.kernels.cuda_passes import write_dice
 from understudy.kernels.cuda_rows import GROUP_ROWS, PAGE, PlacedRows
 from understudy.kernels.rows import MOST_PLACES
 
@@ -31,7 +32,6 @@ MOST_CONTEXT = 256
 _CONTEXTS = (8, 32, MOST_CONTEXT)
 """What a context is rounded up to: few sizes, since every one is captured. Eight rows and a block fill a tile."""
 _LEAST_KEYS = 256
-_NUM_STAGES = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,16 +165,11 @@ class BlockPasses:
         number = places.take()
         self.first_place = number * 3 * MOST_PLACES
         self.first_rival = self.first_place + 2 * MOST_PLACES
-        self.places = places
-        self.drawn = places.numbers[number]
-        self.device = device
-        self.use_graphs = use_graphs
-        self.pool = torch.cuda.graph_pool_handle() if use_graphs else None
+        pool = torch.cuda.graph_pool_handle() if use_graphs else None
+        self.home = Home(device, places, places.numbers[number], pool)
         self.most_positions = most_positions
         self.scratch_slot = scratch_slot
         self._captured: dict[BlockSize, _Captured] = {}
-        self._stages = [_Stage(device) for _ in range(_NUM_STAGES)]
-        self._num_launched = 0
 
     def size_of(self, works: Sequence[BlockWork]) -> BlockSize:
         """The size that a pass is rounded up to."""
@@ -195,83 +190,53 @@ class BlockPasses:
         if num_context:
             torch.cat(list(features), out=self.features[:num_context])  # one launch, however many there are
         size = self.size_of(works)
-        captured = self._captured.get(size)
-        if captured is None:
-            captured = self._captured[size] = _Captured(size, self)
-        stage = self._stages[self._num_launched % _NUM_STAGES]
-        self._num_launched += 1
-        stage.fill(captured, works, self)
-        captured.run()
-        stage.fetch(self.drawn)
-        return BlockLaunched(stage, captured)
+        captured = self._captured.pop(size, None) or _Captured(size, self)
+        captured.write(works)
+        launched = BlockLaunched(captured.launch(), captured)
+        self._captured[size] = captured  # but for one that has failed
+        return launched
 
 
-class _Captured:
-    """A pass of one size: its buffers on the device, and the graph over them once it was captured."""
+class _Captured(Captured):
+    """A pass of one size."""
 
     def __init__(self, size: BlockSize, passes: BlockPasses) -> None:
-        self.size = size
-        self.shapes = size.shapes()
-        self.num_numbers = sum(int(np.prod(shape)) for shape in self.shapes.values())
-        self.numbers = torch.zeros(self.num_numbers, dtype=torch.int32, device=passes.device)
-        views = dict(zip(self.shapes, cut(self.numbers, self.shapes), strict=True))
-        nothing = torch.zeros(0, dtype=torch.int32, device=passes.device)
+        super().__init__(size.shapes(), passes.home, num_places=size.lines)
+        views = dict(self.views)
+        nothing = torch.zeros(0, dtype=torch.int32, device=passes.home.device)
         how = cuda_sample.DrawnRows.within(views.pop("how"))
         before, context_tokens, last_rows = (views.pop(name) for name in ("before", "context_tokens", "last_rows"))
         places = np.arange(size.lines, dtype=np.int32).reshape(size.nodes_each, size.texts)
         # the numbers that stand for words and for rivals, [2, nodes, texts], and those that stand before the nodes
         self.names = names = np.stack([-1 - passes.first_place - places, -1 - passes.first_rival - places])
         above = [guess for guess in passes.tree.expanded if guess is not None]
-        self.names_before = np.array([names[int(guess.is_rival), guess.behind] for guess in above], np.int32).ravel()
+        self._names_before = np.array([names[int(guess.is_rival), guess.behind] for guess in above], np.int32).ravel()
         rows = PlacedRows(
             **views,
             token_ids=nothing,
             tail_slots=nothing,
             logit_rows=nothing,
-            words=passes.places.numbers.view(-1),
+            words=passes.home.places.numbers.view(-1),
             most_keys=size.keys,
         )
         features = passes.features[: size.context]
-        self._placed = PlacedBlocks(size, features, before, context_tokens, last_rows, rows, how, passes.drawn)
+        drawn = passes.home.drawn
+        self._placed = PlacedBlocks(size, features, before, context_tokens, last_rows, rows, how, drawn)
         self._passes = passes
-        self._is_new = True
-        self._graph: torch.cuda.CUDAGraph | None = None
+        self.size = size
 
-    def run(self) -> None:
-        """Replay the graph; the first time a size comes up, launch it as it is, and capture it for the next time."""
-        if self._graph is not None:
-            self._graph.replay()
-            return
+    def compute(self) -> None:
+        """A pass, and its guesses."""
         self._passes.compute(self._placed)
-        self._passes.places.num_firsts += self._is_new
-        self._is_new = False
-        if self._passes.use_graphs:
-            with capture(self._passes.pool) as graph:
-                self._passes.compute(self._placed)
-            self._graph = graph
 
-
-class _Stage:
-    """The numbers of one pass in the host's memory, on their way to the GPU and back."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._is_pinned = device.type == "cuda"
-        self._numbers = torch.empty(0, dtype=torch.int32)
-        self._views: dict[BlockSize, dict[str, NDArray[Any]]] = {}
-        self._drawn = torch.empty((3, MOST_PLACES), dtype=torch.int32, pin_memory=self._is_pinned)
-        words, sureness, rivals = self._drawn.numpy()
-        self.drawn = words, sureness.view(np.float32), rivals
-        self._arrived = torch.cuda.Event() if self._is_pinned else None  # type: ignore[no-untyped-call]
-
-    def fill(self, captured: _Captured, works: Sequence[BlockWork], passes: BlockPasses) -> None:
-        """Write a pass's numbers down, padded, and send them off."""
-        self.wait()  # what was sent from here before has arrived
-        size, to = captured.size, self._arrays(captured)
+    def write(self, works: Sequence[BlockWork]) -> None:
+        """Write down the numbers of the next pass, padded."""
+        size, passes, to = self.size, self._passes, self.letters[self.next_turn()]
         for name in ("positions", "before", "context_tokens", "last_rows", "group_tables", "prefix_lens"):
             to[name][:] = 0
         to["slots"][:] = passes.scratch_slot
         guessing = [work for work in works if work.row_slots]
-        to["before"][size.texts :] = captured.names_before
+        to["before"][size.texts :] = self._names_before
         starts, each = to["group_starts"], size.rows_each
         shape = (each, size.texts) if passes.by_steps else (size.texts, each)
         rows = {name: to[name][: size.rows].reshape(shape) for name in ("positions", "slots", "prefix_lens")}
@@ -288,11 +253,15 @@ class _Stage:
             to["group_tables"][groups] = index
         starts[len(guessing) * size.groups_each :] = len(guessing) * each  # what is padded belongs to no group
         self._write_context(to, works, size)
+        if size.draws:
+            self._write_dice(to, guessing)
+
+    def _write_dice(self, to: dict[str, NDArray[Any]], guessing: Sequence[BlockWork]) -> None:
+        size = self.size
         dice = [work.dice for work in guessing] + [None] * (size.texts - len(guessing))
         first = [work.position + 1 for work in guessing] + [0] * (size.texts - len(guessing))
-        depths = np.array(passes.tree.depths, np.int32)[:, None]  # nodes of one depth draw with the same noise
-        write_dice(to, dice * size.nodes_each, (np.array(first, np.int32) + depths).ravel)
-        captured.numbers.copy_(self._numbers[: captured.num_numbers], non_blocking=True)
+        depths = np.array(self._passes.tree.depths, np.int32)[:, None]  # nodes of one depth draw with the same noise
+        write_dice(to, dice * size.nodes_each, (np.array(first, np.int32) + depths).ravel())
 
     def _write_context(self, to: dict[str, NDArray[Any]], works: Sequence[BlockWork], size: BlockSize) -> None:
         """Write where the rows of the context stand, and which of them is the last of each text."""
@@ -307,39 +276,12 @@ class _Stage:
                 to["last_rows"][text] = max(0, last - 1)
                 text += 1
 
-    def fetch(self, drawn: Tensor) -> None:
-        """Send the words back when they are there."""
-        self._drawn.copy_(drawn, non_blocking=True)
-        if self._arrived is not None:
-            self._arrived.record()
-
-    def wait(self) -> None:
-        """Wait until the words are there."""
-        if self._arrived is not None:
-            self._arrived.synchronize()
-
-    def _arrays(self, captured: _Captured) -> dict[str, NDArray[Any]]:
-        """The arrays of a size, and under `how.` those of its dice."""
-        if captured.num_numbers > self._numbers.numel():
-            count = rounded(captured.num_numbers)
-            self._numbers = torch.zeros(count, dtype=torch.int32, pin_memory=self._is_pinned)
-            self._views = {}
-        found = self._views.get(captured.size)
-        if found is None:
-            parts = cut(self._numbers, captured.shapes)
-            found = {name: view.numpy() for name, view in zip(captured.shapes, parts, strict=True)}
-            how = cuda_sample.DrawnRows.within(parts[0])
-            found |= {f"how.{part.name}": getattr(how, part.name).numpy() for part in fields(how)}
-            self._views[captured.size] = found
-        found["tail_starts"][:] = 0  # another size may have left its numbers there
-        return found
-
 
 class BlockLaunched:
     """A pass under way."""
 
-    def __init__(self, stage: _Stage, captured: _Captured) -> None:
-        self._stage = stage
+    def __init__(self, answer: Answer, captured: _Captured) -> None:
+        self._answer = answer
         self._names = captured.names
         self._size = captured.size
 
@@ -353,11 +295,10 @@ class BlockLaunched:
 
         Waits for the GPU.
         """
-        self._stage.wait()
         at = slice(text, self._size.lines, self._size.texts)
-        words, sureness, rivals = (line[at].tolist() for line in self._stage.drawn)
+        words, sureness, rivals = (line[at].tolist() for line in self._answer.drawn())
         return list(zip(words, sureness, rivals, strict=True))
 
     def wait(self) -> None:
         """Wait for the GPU."""
-        self._stage.wait()
+        self._answer.wait()

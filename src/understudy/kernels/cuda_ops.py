@@ -4,6 +4,8 @@ take_rows         lines of a table, by index: the embedding, and the rows whose 
 add_rms_norm      the parts of a linear layer added to the residual, and its norm
 rotate_and_store  queries and keys turned by position, keys and values written to their slots
 copy_slots        slots of the cache copied to others
+fetch_letter      a pass's numbers from the host's memory, and
+tell_answer       what it drew back there: see cuda_graphs.py
 
 A row is the work of programs of its own, whose shape depends on the model alone. Linear layers leave their results in
 parts; every kernel here that reads one adds the parts in order first.
@@ -18,6 +20,9 @@ from torch import Tensor
 
 from understudy.kernels.cuda_overlap import launch_options, wait_for_inputs
 from understudy.kernels.cuda_rows import PAGE, PlacedRows
+
+_LETTER_BLOCK = 1024
+"""Numbers that one program fetches"""
 
 
 def take_rows(table: Tensor, indices: Tensor, *, dtype: torch.dtype, words: Tensor | None = None) -> Tensor:
@@ -72,6 +77,23 @@ def copy_slots(keys: Tensor, values: Tensor, sources: Tensor, targets: Tensor) -
     _copy_slots[(num_layers, num_kv_heads)](
         keys, values, sources, targets, sources.shape[0], num_blocks, num_kv_heads, page=page, dim=dim,
         **launch_options(1, 1),
+    )  # fmt: skip
+
+
+def fetch_letter(letters: Tensor, numbers: Tensor, turn: Tensor) -> None:
+    """numbers [count] = letters[turn], int32; the letters lie in memory of the host that the device can reach."""
+    count = numbers.shape[0]
+    _fetch_letter[(-(-count // _LETTER_BLOCK),)](
+        letters, numbers, turn, count, block=_LETTER_BLOCK, **launch_options(4, 1)
+    )
+
+
+def tell_answer(drawn: Tensor, answers: Tensor, turn: Tensor, *, count: int) -> None:
+    """answers[turn, :, :count] = drawn[:, :count], int32, as for letters; then it is the next one's turn."""
+    num_turns, _, stride = answers.shape
+    _tell_answer[(1,)](
+        drawn, answers, turn, count, stride, drawn.shape[1], num_turns, block=triton.next_power_of_2(stride),
+        **launch_options(4, 1),
     )  # fmt: skip
 
 
@@ -173,3 +195,27 @@ def _copy_slots(
         target_line = (base + (target // page) * num_kv_heads + tl.program_id(1)) * page + target % page
         tl.store(keys + target_line * dim + features, tl.load(keys + source_line * dim + features))
         tl.store(values + target_line * dim + features, tl.load(values + source_line * dim + features))
+
+
+@triton.jit(do_not_specialize=["count"])
+def _fetch_letter(letters, numbers, turn, count, block: tl.constexpr, overlap: tl.constexpr):
+    """A part of the letter."""
+    wait_for_inputs(overlap)
+    at = tl.program_id(0) * block + tl.arange(0, block)
+    mask = at < count
+    letter = letters + tl.load(turn).to(tl.int64) * count
+    tl.store(numbers + at, tl.load(letter + at, mask=mask, cache_modifier=".cv"), mask=mask)  # never an old one
+
+
+@triton.jit(do_not_specialize=["count", "stride"])
+def _tell_answer(
+    drawn, answers, turn, count, stride, most_places, num_turns, block: tl.constexpr, overlap: tl.constexpr
+):  # fmt: skip
+    """All of the answer."""
+    wait_for_inputs(overlap)
+    own = tl.load(turn)
+    places = tl.arange(0, block)
+    for line in tl.static_range(3):
+        found = tl.load(drawn + line * most_places + places, mask=places < count)
+        tl.store(answers + (own.to(tl.int64) * 3 + line) * stride + places, found, mask=places < count)
+    tl.store(turn, (own + 1) % num_turns)

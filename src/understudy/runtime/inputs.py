@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import accumulate, chain, groupby
+from itertools import accumulate, chain, groupby, zip_longest
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -222,10 +222,7 @@ def _starts_of_groups(has_tail: tuple[bool, ...], most: int) -> tuple[int, ...]:
 
 
 def _tables(blocks: Sequence[Sequence[int]]) -> Ints:
-    tables = np.zeros((len(blocks), max(len(line) for line in blocks)), np.int32)
-    for index, line in enumerate(blocks):
-        tables[index, : len(line)] = line
-    return tables
+    return np.ascontiguousarray(np.array(list(zip_longest(*blocks, fillvalue=0)), np.int32).T)
 
 
 def _to_arrays(building: _Building, blocks: Sequence[Sequence[int]]) -> Rows:

@@ -60,10 +60,6 @@ class Verdict:
         """The accepted nodes, from the root down, whose rows now belong to the text."""
         return [word.node for word in self.words if word.node is not None]
 
-    def source(self, word: Word) -> str:
-        """The drafter that had foreseen a word, or nothing for one that only the target said."""
-        return "" if word.node is None else self.draft.sources[word.node]
-
     @property
     def num_accepted(self) -> int:
         """Drafted positions that were what the target says."""

@@ -55,8 +55,9 @@ class Detokenizer:
     def add_all(self, token_ids: Sequence[int]) -> str:
         """Take tokens that no stop string can end the text at: there are none."""
         assert not self._stops
-        spell = self._tokenizer.token_bytes
-        return self._decoded(spell(token_ids[0]) if len(token_ids) == 1 else b"".join(map(spell, token_ids)))
+        if len(token_ids) == 1:
+            return self._decoded(self._tokenizer.token_bytes(token_ids[0]))
+        return self._decoded(b"".join(map(self._tokenizer.token_bytes, token_ids)))
 
     def _decoded(self, added: bytes) -> str:
         if added and self._drop_space:
