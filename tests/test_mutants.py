@@ -192,13 +192,13 @@ def keeps_the_length_of_the_preempted(patch: Patch) -> None:
 
 def _alter_rows(patch: Patch, alter: Callable[[int, int, tuple[int, ...]], tuple[int, int, tuple[int, ...]]]) -> None:
     """Change (depth, keys in line, tail) of every drafted row that names its ancestors."""
-    tree_nodes, shape = inputs.tree_nodes, inputs._shape
+    tree_nodes, pattern = inputs.tree_nodes, inputs._pattern
 
     def altered(parents: tuple[int, ...], num_before: int) -> list[TreeNode]:
         return [TreeNode(*alter(*node)) if node.tail else node for node in tree_nodes(parents, num_before)]
 
     patch.setattr(inputs, "tree_nodes", altered)
-    patch.setattr(inputs, "_shape", shape.__wrapped__)  # what was remembered is of trees that were not altered
+    patch.setattr(inputs, "_pattern", pattern.__wrapped__)  # what was remembered is of trees that were not altered
 
 
 def sees_its_sibling(patch: Patch) -> None:

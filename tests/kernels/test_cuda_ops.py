@@ -105,6 +105,6 @@ def test_copy_slots_in_order() -> None:
     for source, target in zip(sources, targets, strict=True):
         for cache in expected:
             cache[:, target // PAGE, :, target % PAGE] = cache[:, source // PAGE, :, source % PAGE].clone()
-    copy_slots(keys, values, ints(*sources), ints(*targets))
+    copy_slots(keys, values, torch.stack([ints(*sources, 0), ints(*targets, 1)]), ints(len(sources)))
     assert torch.equal(keys, expected[0])
     assert torch.equal(values, expected[1])

@@ -57,7 +57,7 @@ class Draft:
     @property
     def depth(self) -> int:
         """Drafted tokens on the longest path."""
-        return max(self.depths(), default=0)
+        return _depth(tuple(self.parents))
 
     def path(self, node: int) -> tuple[int, ...]:
         """The nodes from the root's child down to `node`."""
@@ -116,7 +116,8 @@ class Draft:
         """Whether all tokens are known, one child per token under a parent, as in nearly all drafts."""
         if len(set(zip(self.parents, self.tokens, strict=True))) < len(self.tokens):
             return False
-        return all(0 <= token < vocab_size or token in unseen for token in self.tokens)
+        seen = [token for token in self.tokens if token not in unseen]
+        return not seen or (min(seen) >= 0 and max(seen) < vocab_size)
 
 
 EMPTY = Draft()
@@ -128,6 +129,11 @@ def _depths(parents: tuple[int, ...]) -> tuple[int, ...]:
     for parent in parents:
         depths.append(1 if parent == ROOT else depths[parent] + 1)
     return tuple(depths)
+
+
+@lru_cache(maxsize=1024)
+def _depth(parents: tuple[int, ...]) -> int:
+    return max(_depths(parents), default=0)
 
 
 @lru_cache(maxsize=1024)

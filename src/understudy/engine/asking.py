@@ -258,12 +258,11 @@ class Asking:
         if any(map(len, answer)):
             self._records[drafter.name].num_failures = 0
         drafts = [EMPTY] * len(sequences)
+        unseen: frozenset[int] = getattr(drafter, "unseen", frozenset())
         for index, draft in zip(asked, answer, strict=True):
+            budget = budgets[index]
             drafts[index] = draft.clipped(
-                vocab_size=self._vocab_size,
-                max_depth=budgets[index].max_depth,
-                max_rows=budgets[index].max_rows,
-                unseen=getattr(drafter, "unseen", frozenset()),
+                vocab_size=self._vocab_size, max_depth=budget.max_depth, max_rows=budget.max_rows, unseen=unseen
             )
         return _Found(drafts, asked, is_reading)
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NamedTuple
 
 from understudy.core.draft import EMPTY, Draft
 from understudy.engine.sequence import Sequence
 
+_NO_WORDS: Mapping[int, tuple[int, float]] = MappingProxyType({})
 
-@dataclass(frozen=True, slots=True)
-class Proposal:
+
+class Proposal(NamedTuple):
     """All that was proposed for one sequence, and the part of it that is verified."""
 
     drafts: tuple[Draft, ...] = ()
@@ -19,7 +22,7 @@ class Proposal:
     bought: Draft = EMPTY
     scouts: Draft = EMPTY
     """Rows that a drafter learns from. They are no draft: whatever they say, they are forgotten after the pass."""
-    words: Mapping[int, tuple[int, float]] = field(default_factory=dict)
+    words: Mapping[int, tuple[int, float]] = _NO_WORDS
     """What stands in the drafts in place of words that nobody had seen, and what it turned out to be."""
 
     def has_rows(self) -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor
 from understudy.core.weights import WeightType
 from understudy.errors import CapacityError, ModelError
 from understudy.kernels import cuda_attention, cuda_ops
-from understudy.kernels.cuda_graphs import Places
+from understudy.kernels.cuda_graphs import Captured, Home, Places
 from understudy.kernels.cuda_linear import GatedLinear, Linear
 from understudy.kernels.cuda_passes import Compute, CudaPasses
 from understudy.kernels.cuda_rows import PAGE, PlacedRows, place_rows
@@ -29,27 +29,28 @@ GRAPHS_OFF = "UNDERSTUDY_NO_GRAPHS"
 """Set to 1, every kernel is launched by itself: slower, the same bits, for finding faults."""
 
 
-_MOST_MOVES, _NUM_MOVES = 256, 16
-"""Slots that are copied at once, and how often before the first of them must have been: each pass is waited for."""
+_MOST_MOVES = 256
 
 
-class _Moves:
-    """Room for numbers of slots on their way to the device, which nobody waits for."""
+class _Moves(Captured):
+    """Copies slots of a cache to others, some at a time."""
 
-    def __init__(self, device: torch.device) -> None:
-        shape = (_NUM_MOVES, 2, _MOST_MOVES)
-        self._sent = torch.zeros(shape, dtype=torch.int32, pin_memory=device.type == "cuda")
-        self._on_host: Ints = self._sent.numpy()
-        self._on_device = torch.zeros(shape, dtype=torch.int32, device=device)
-        self._next = 0
+    def __init__(self, keys: Tensor, values: Tensor, home: Home) -> None:
+        super().__init__({"moves": (2, _MOST_MOVES), "count": (1,)}, home, num_places=0)
+        self._keys = keys
+        self._values = values
 
-    def placed(self, sources: Ints, targets: Ints) -> Tensor:
-        """[2, moves] on the device."""
-        turn, self._next = self._next, (self._next + 1) % _NUM_MOVES
-        count = len(sources)
-        self._on_host[turn, 0, :count] = sources
-        self._on_host[turn, 1, :count] = targets
-        return self._on_device[turn].copy_(self._sent[turn], non_blocking=True)[:, :count]
+    def copy(self, sources: Ints, targets: Ints) -> None:
+        """Copy in order; nobody waits for it."""
+        letter, count = self.letters[self.next_turn()], len(sources)
+        letter["moves"][0, :count] = sources
+        letter["moves"][1, :count] = targets
+        letter["count"][0] = count
+        self.launch()
+
+    def compute(self) -> None:
+        """Copy what the letter says."""
+        cuda_ops.copy_slots(self._keys, self._values, self.views["moves"], self.views["count"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +78,7 @@ class CudaCache:
         """Copy slots to other slots, in order, in every layer."""
         for first in range(0, sources.size, _MOST_MOVES):
             last = first + _MOST_MOVES
-            moved = self.moves.placed(sources[first:last], targets[first:last])
-            cuda_ops.copy_slots(self.keys, self.values, *moved)
+            self.moves.copy(sources[first:last], targets[first:last])
 
 
 class CudaKernels:
@@ -128,7 +128,9 @@ class CudaKernels:
         shape = (num_layers, num_blocks + 1, num_kv_heads, PAGE, dim)
         try:
             keys, values = (torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in range(2))
-            return CudaCache(keys, values, _Moves(self.device))
+            pool = torch.cuda.graph_pool_handle() if self.use_graphs else None
+            home = Home(self.device, self.places, self.places.numbers[0], pool)
+            return CudaCache(keys, values, _Moves(keys, values, home))
         except torch.OutOfMemoryError:
             wanted = 2 * self.dtype.itemsize * np.prod(shape, dtype=np.int64)
             free = torch.cuda.mem_get_info(self.device)[0]

@@ -34,6 +34,10 @@ Shapes = dict[str, tuple[int, ...]]
 """The arrays of a pass, all of 32 bits, as they lie one after the other in memory."""
 
 
+Told = tuple[Ints, NDArray[np.float32], Ints]
+"""The words of all places, how sure they are, and their rivals"""
+
+
 class Places:
     """Where the words of all decoders of a device lie: for each its words, how sure they are, and their rivals."""
 
@@ -56,8 +60,8 @@ class Home(NamedTuple):
     device: torch.device
     places: Places
     drawn: Tensor
-    """int32 [3, MOST_PLACES], the decoder's own of the places"""
-    pool: Any
+    """int32 [3, MOST_PLACES], the decoder's own of the places; of any, where nothing is drawn"""
+    pool: Any = None
     """The memory of all graphs of a decoder; None where nothing is captured"""
 
 
@@ -72,6 +76,7 @@ class Captured:
         self._numbers = torch.zeros(count, dtype=torch.int32, device=home.device)
         self._letters = torch.zeros((TURNS, count), dtype=torch.int32, pin_memory=is_gpu)
         self._answers = torch.zeros((TURNS, 3, max(1, num_places)), dtype=torch.int32, pin_memory=is_gpu)
+        self._told = [(words, sureness.view(np.float32), rivals) for words, sureness, rivals in self._answers.numpy()]
         self._arrived = [torch.cuda.Event() for _ in range(TURNS)] if is_gpu else []  # type: ignore[no-untyped-call]
         self._turn = torch.zeros(1, dtype=torch.int32, device=home.device)
         self._num_launched = 0
@@ -130,11 +135,10 @@ class Captured:
         if self._arrived:
             self._arrived[turn].synchronize()
 
-    def answer(self, number: int) -> Ints:
-        """What was drawn, and not waited for, by launch `number`: int32 [3, places]."""
+    def told(self, number: int) -> Told:
+        """What launch `number` has drawn; whoever asks has waited for it."""
         assert self._num_launched - number < TURNS, "what is looked at so late is there no more"
-        told: Ints = self._answers[(number - 1) % TURNS].numpy()
-        return told
+        return self._told[(number - 1) % TURNS]
 
 
 class Answer:
@@ -155,11 +159,10 @@ class Answer:
         """Wait for the device."""
         self._captured.wait((self._number - 1) % TURNS)
 
-    def drawn(self) -> tuple[Ints, NDArray[np.float32], Ints]:
-        """The words of all places, how sure they are, and their rivals; waits for the device."""
+    def drawn(self) -> Told:
+        """What was drawn; waits for the device."""
         self.wait()
-        words, sureness, rivals = self._captured.answer(self._number)
-        return words, sureness.view(np.float32), rivals
+        return self._captured.told(self._number)
 
 
 def cut(numbers: Tensor, shapes: Shapes) -> list[Tensor]:
@@ -179,9 +182,11 @@ def rounded(count: int, least: int = 1) -> int:
 
 def _on_host(letter: Tensor, shapes: Shapes) -> dict[str, NDArray[Any]]:
     parts = dict(zip(shapes, cut(letter, shapes), strict=True))
-    how = cuda_sample.DrawnRows.within(parts["how"])
     found = {name: part.numpy() for name, part in parts.items()}
-    return found | {f"how.{field.name}": getattr(how, field.name).numpy() for field in fields(how)}
+    if "how" in parts:
+        how = cuda_sample.DrawnRows.within(parts["how"])
+        found |= {f"how.{field.name}": getattr(how, field.name).numpy() for field in fields(how)}
+    return found
 
 
 @contextlib.contextmanager

@@ -71,13 +71,15 @@ def rotate_and_store(
     return queries
 
 
-def copy_slots(keys: Tensor, values: Tensor, sources: Tensor, targets: Tensor) -> None:
-    """Copy slots within the cache, all layers, in order: keys and values [layers, blocks, kv_heads, PAGE, dim]."""
+def copy_slots(keys: Tensor, values: Tensor, moves: Tensor, count: Tensor) -> None:
+    """Copy slots within the cache, all layers, in order: keys and values [layers, blocks, kv_heads, PAGE, dim].
+
+    The first `count` [1] of moves [2, most], int32: from the first line's slots to the second's.
+    """
     num_layers, num_blocks, num_kv_heads, page, dim = keys.shape
     _copy_slots[(num_layers, num_kv_heads)](
-        keys, values, sources, targets, sources.shape[0], num_blocks, num_kv_heads, page=page, dim=dim,
-        **launch_options(1, 1),
-    )  # fmt: skip
+        keys, values, moves[0], moves[1], count, num_blocks, num_kv_heads, page=page, dim=dim, **launch_options(1, 1)
+    )
 
 
 def fetch_letter(letters: Tensor, numbers: Tensor, turn: Tensor) -> None:
@@ -180,7 +182,7 @@ def _rotate_and_store(
         tl.store(to + half, b.to(values.dtype.element_ty))
 
 
-@triton.jit(do_not_specialize=["count"])
+@triton.jit
 def _copy_slots(
     keys, values, sources, targets, count, num_blocks, num_kv_heads,
     page: tl.constexpr, dim: tl.constexpr, overlap: tl.constexpr,
@@ -189,7 +191,7 @@ def _copy_slots(
     wait_for_inputs(overlap)
     base = tl.program_id(0).to(tl.int64) * num_blocks * num_kv_heads
     features = tl.arange(0, dim)
-    for index in range(count):
+    for index in range(tl.load(count)):
         source, target = tl.load(sources + index), tl.load(targets + index)
         source_line = (base + (source // page) * num_kv_heads + tl.program_id(1)) * page + source % page
         target_line = (base + (target // page) * num_kv_heads + tl.program_id(1)) * page + target % page

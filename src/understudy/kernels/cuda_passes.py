@@ -63,7 +63,7 @@ class Size(NamedTuple):
             rows=rounded(num_rows) if num_rows <= _EVEN_ROWS else -(-num_rows // _ROWS_APART) * _ROWS_APART,
             groups=rounded(len(rows.group_tables)),
             logits=rounded(num_logits, _FEW_LOGITS) if num_logits else 0,
-            keys=rounded(int(rows.positions.max()) + 1, _LEAST_KEYS),
+            keys=rounded(rows.tables.shape[1] * PAGE, _LEAST_KEYS),
             tails=rounded(len(rows.tail_slots)) if len(rows.tail_slots) else 0,
             draws=any([one is not None and one.temperature for one in dice]),  # noqa: C419 - of hundreds, it is faster
             shown=shown,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import accumulate, chain, groupby, zip_longest
+from itertools import accumulate, groupby
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -103,18 +103,16 @@ class TreeNode(NamedTuple):
     """The other nodes of its path, itself the last, whose slots it names"""
 
 
-class _Shape(NamedTuple):
-    """The nodes of a draft in columns: whatever hangs on its parents alone."""
+class _Pattern(NamedTuple):
+    """The rows of a work in columns: whatever hangs on how many are known and on the parents of drafts alone."""
 
-    depths: tuple[int, ...]
-    nums_in_line: tuple[int, ...]
+    positions: tuple[int, ...]
+    """From the cache's length on, and so are the next"""
+    prefix_lens: tuple[int, ...]
     tails: tuple[int, ...]
-    """All tails, one after the other"""
+    """All tails, one after the other, as rows of the work"""
     tail_ends: tuple[int, ...]
     has_tail: tuple[bool, ...]
-
-
-_NO_SHAPE = _Shape((), (), (), (), ())
 
 
 def build_rows(works: Sequence[Work], *, heads_per_kv_head: int, tails_alone: bool = False) -> Rows:
@@ -137,51 +135,37 @@ def build_rows(works: Sequence[Work], *, heads_per_kv_head: int, tails_alone: bo
 
 
 def _add_work(building: _Building, work: Work, index: int, heads_per_kv_head: int, *, tails_alone: bool) -> None:
-    first, num_known = len(building.token_ids), len(work.known)
-    slots = work.cache.slots(work.num_rows)
-    _add_known(building, work, slots)
-    draft = _add_draft(building, work, work.draft, slots, num_before=0)
-    drafted = len(building.token_ids)
-    scouts = _add_draft(building, work, work.scouts, slots, num_before=len(work.draft.tokens))
-    last = len(building.token_ids)
+    draft, scouts, length = work.draft, work.scouts, work.cache.length
+    first, num_known, num_drafted = len(building.token_ids), len(work.known), len(draft.tokens)
+    num_rows = num_known + num_drafted + len(scouts.tokens)
+    slots = work.cache.slots(num_rows)
+    building.token_ids.extend(work.known)
+    building.slots.extend(slots)
+    step = max(1, min(_GROUP_ROWS, _GROUP_SCORES // (heads_per_kv_head * (length + num_rows))))
+    starts: Sequence[int] = range(first, first + num_rows, step)
+    tail = len(building.tail_slots)
+    if num_rows == num_known:
+        building.positions.extend(range(length, length + num_known))
+        building.prefix_lens.extend(range(length + 1, length + num_known + 1))
+        building.tail_starts.extend([tail] * num_known)
+    else:
+        pattern = _pattern(num_known, tuple(draft.parents), tuple(scouts.parents))
+        building.token_ids.extend(draft.tokens)
+        building.token_ids.extend(scouts.tokens)
+        building.positions.extend([length + offset for offset in pattern.positions])
+        building.prefix_lens.extend([length + offset for offset in pattern.prefix_lens])
+        building.tail_slots.extend([slots[row] for row in pattern.tails])
+        building.tail_starts.extend([tail + end for end in pattern.tail_ends])
+        if tails_alone and pattern.tails:
+            starts = [first + row for row in _starts_of_groups(pattern.has_tail, step)]
     if work.scored:
         building.logit_rows.extend(range(first + work.scored.start, first + work.scored.stop))
     if work.wants_logits:
+        drafted = first + num_known + num_drafted
         building.logit_rows.extend(range(first + num_known - 1, drafted))
-        building.logit_rows.extend([drafted + leaf for leaf in work.scouts.leaves()])
-    step = max(1, min(_GROUP_ROWS, _GROUP_SCORES // (heads_per_kv_head * (work.cache.length + last - first))))
-    starts: Sequence[int] = range(first, last, step)
-    if tails_alone and (draft.tails or scouts.tails):
-        has_tail = (False,) * num_known + draft.has_tail + scouts.has_tail
-        starts = [first + row for row in _starts_of_groups(has_tail, step)]
+        building.logit_rows.extend([drafted + leaf for leaf in scouts.leaves()])
     building.group_starts.extend(starts)
     building.group_tables.extend([index] * len(starts))
-
-
-def _add_known(building: _Building, work: Work, slots: Sequence[int]) -> None:
-    first, count = work.cache.length, len(work.known)
-    building.token_ids.extend(work.known)
-    building.positions.extend(range(first, first + count))
-    building.slots.extend(slots[:count])
-    building.prefix_lens.extend(range(first + 1, first + count + 1))
-    building.tail_starts.extend([len(building.tail_slots)] * count)
-
-
-def _add_draft(building: _Building, work: Work, draft: Draft, slots: Sequence[int], *, num_before: int) -> _Shape:
-    """Add one row per node, behind the known ones and `num_before` of another draft; `slots` are those of the work."""
-    if not draft.tokens:
-        return _NO_SHAPE
-    shape = _shape(tuple(draft.parents), num_before)
-    base = work.cache.length + len(work.known)
-    slots = slots[len(work.known) + num_before :]
-    building.token_ids.extend(draft.tokens)
-    building.positions.extend([base - 1 + depth for depth in shape.depths])
-    building.slots.extend(slots[: len(draft.tokens)])
-    building.prefix_lens.extend([base + count for count in shape.nums_in_line])
-    first = len(building.tail_slots)
-    building.tail_slots.extend([slots[node] for node in shape.tails])
-    building.tail_starts.extend([first + end for end in shape.tail_ends])
-    return shape
 
 
 def tree_nodes(parents: Sequence[int], num_before: int) -> list[TreeNode]:
@@ -199,13 +183,17 @@ def tree_nodes(parents: Sequence[int], num_before: int) -> list[TreeNode]:
     return nodes
 
 
-@lru_cache(maxsize=1024)  # most trees of a drafter are alike
-def _shape(parents: tuple[int, ...], num_before: int) -> _Shape:
-    nodes = tree_nodes(parents, num_before)
-    return _Shape(
-        depths=tuple(node.depth for node in nodes),
-        nums_in_line=tuple(node.num_in_line for node in nodes),
-        tails=tuple(chain.from_iterable(node.tail for node in nodes)),
+@lru_cache(maxsize=1024)  # most trees of a drafter are alike, and few rows are known before them
+def _pattern(num_known: int, draft: tuple[int, ...], scouts: tuple[int, ...]) -> _Pattern:
+    # a known row is like a node that lies so much before the root's children
+    rows = [(TreeNode(place, place, ()), 0) for place in range(1 - num_known, 1)]
+    for parents, num_before in ((draft, 0), (scouts, len(draft))):
+        rows += [(node, num_known + num_before) for node in tree_nodes(parents, num_before)]
+    nodes = [node for node, _ in rows]
+    return _Pattern(
+        positions=tuple(num_known - 1 + node.depth for node in nodes),
+        prefix_lens=tuple(num_known + node.num_in_line for node in nodes),
+        tails=tuple(before + place for node, before in rows for place in node.tail),
         tail_ends=tuple(accumulate(len(node.tail) for node in nodes)),
         has_tail=tuple(bool(node.tail) for node in nodes),
     )
@@ -222,7 +210,8 @@ def _starts_of_groups(has_tail: tuple[bool, ...], most: int) -> tuple[int, ...]:
 
 
 def _tables(blocks: Sequence[Sequence[int]]) -> Ints:
-    return np.ascontiguousarray(np.array(list(zip_longest(*blocks, fillvalue=0)), np.int32).T)
+    width = max(map(len, blocks))
+    return np.array([[*line, *[0] * (width - len(line))] for line in blocks], np.int32)
 
 
 def _to_arrays(building: _Building, blocks: Sequence[Sequence[int]]) -> Rows:
