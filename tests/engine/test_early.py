@@ -121,8 +121,8 @@ def test_the_same_words(make: Maker, numbers: tuple[int, ...], temperature: floa
         assert not [event for event in scene.events if isinstance(event, Fallback)]
 
 
-def test_the_pass_that_was_begun_is_the_first_of_the_draft(make: Maker) -> None:
-    """A cycle has as many passes of the draft as guesses, and the first of them comes before it is asked."""
+def test_the_passes_that_were_begun_are_the_first_of_the_draft(make: Maker) -> None:
+    """A cycle has as many passes of the draft as guesses, and the first two of them come before it is asked."""
     scene = make()
     scene.submit([2])
     for _ in range(4):
@@ -137,8 +137,38 @@ def test_the_pass_that_was_begun_is_the_first_of_the_draft(make: Maker) -> None:
 
     scene.drafter.propose = counting  # type: ignore[method-assign]
     scene.engine.step()
-    assert counts == [1]
+    assert counts == [2]
     assert [number for number, _ in scene.device.launches] == [DRAFT, DRAFT, DRAFT, TARGET]
+
+
+def test_nobody_is_begun_with_deeper_than_last_time(make: Maker) -> None:
+    scene = make()
+    scene.submit([2], speculation=Speculation(forced=True, max_depth=1))
+    for _ in range(4):
+        scene.engine.step()
+    del scene.device.launches[:]
+    scene.engine.step()
+    assert len(scene.begun) >= 2
+    assert len([launch for launch in scene.device.launches if launch[0] == DRAFT]) == 1
+
+
+def test_texts_that_are_begun_with_together_may_differ_in_depth(make: Maker) -> None:
+    """One of them is cut off, and the other goes on behind what was begun."""
+    depths = {"1": 1, "2": 4}
+    scene = make()
+    for number, depth in ((1, 1), (2, 4)):
+        scene.submit([number], speculation=Speculation(forced=True, max_depth=depth))
+    drafted: dict[str, set[int]] = {"1": set(), "2": set()}
+    observe = scene.engine._drafting.observe
+
+    def noted(sequence: Any, proposal: Any, *args: Any) -> None:
+        drafted[sequence.request.request_id].add(proposal.bought.depth)
+        observe(sequence, proposal, *args)
+
+    scene.engine._drafting.observe = noted  # type: ignore[method-assign]
+    said = scene.rest()
+    assert said == plain(make, (1, 2))
+    assert {number: max(found) for number, found in drafted.items()} == depths
 
 
 def test_a_text_that_joins_is_read_beside_the_guesses_of_the_others(make: Maker) -> None:
@@ -232,7 +262,7 @@ def test_what_was_begun_in_vain_is_reading(make: Maker) -> None:
     assert time.ready_s == scene.drafter.ready_s
     (reading,) = time.readings
     assert list(reading.sequences) == [sequence]
-    assert reading.seconds == pytest.approx(1e3, rel=0.01)
+    assert reading.seconds == pytest.approx(2e3, rel=0.01), "two passes"
     num_begun = len(scene.begun)
     drafting.early.begin([sequence], drafting.switches)
     assert len(scene.begun) == num_begun
@@ -297,4 +327,4 @@ def test_a_pass_that_was_over_before_anybody_looked_is_not_timed(make: Maker, is
     del cost.loads[:]
     scene.engine.step()
     assert len(scene.begun) >= 2
-    assert len(cost.loads) == (1 if is_over else 2), "of three passes, nobody waits for the last"
+    assert len(cost.loads) == (0 if is_over else 2), "two of three passes were begun; nobody waits for the last"

@@ -62,6 +62,8 @@ class Text:
     """How many of them, from the front, were found to be those of the text."""
     dice: Dice | None = None
     """How guesses are drawn where a device does that."""
+    num_guesses: int = 0
+    """Guesses that were computed for it the last time it was asked about."""
 
     def agreement(self) -> int:
         """How many ids at the beginning of its cache are those of the text as it came out."""

@@ -10,9 +10,10 @@ So the device never waits for the host between two guesses. The price is that a 
 themselves stay on the device from pass to pass; the host only learns of them. The last guess is not waited for at all:
 the draft names the place where it will be, and the target's pass is on its way before it is there.
 
-The first pass may begin before anybody asks (`begin`): the host plans the next cycle while the device reads. A text
-that is not asked about after all has been read, and its guess is forgotten. One that is asked about and was not begun
-with, since it is new, is read beside the second guesses of the others.
+The first pass may begin before anybody asks (`begin`), and the second behind it if there was one last time: the host
+plans the next cycle while the device reads. A text that is not asked about after all has been read, and its guesses
+are forgotten. One that is asked about and was not begun with, since it is new, is read beside the next guesses of the
+others.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import ClassVar
 
 from understudy.control.cost import Load
@@ -39,6 +41,8 @@ _ROWS_PER_GUESS = 2
 """Its own, and its rival's."""
 _FEW_UNREAD = MOST_DEPTH + 1
 """After a draft a few words are unread, whatever became of it: more than that is read when it is asked for."""
+_BLIND_DEPTH = 2
+"""Guesses that are begun before anybody asks for them."""
 _NOTHING = Budget(0, 0)
 
 
@@ -122,7 +126,7 @@ class AheadModelDrafter(ModelDrafter):
 
     rows_per_guess: ClassVar[int] = _ROWS_PER_GUESS
     _landed_s = 0.0
-    _begun: _Pass | None = None
+    _begun: tuple[_Pass, ...] = ()
     _last: _Pass | None = None
     unseen: frozenset[int] = frozenset()
     ready_s = 0.0
@@ -130,26 +134,36 @@ class AheadModelDrafter(ModelDrafter):
 
     def begin(self, contexts: Sequence[Context]) -> bool:
         """Read what was said last, where that is little: the first guesses are on their way when they are asked for."""
-        self._begun = None
+        self._begun = ()
         self._num_firsts = self._runner.num_firsts
         met = [context for context in contexts if context.sequence_id in self._texts]
         chains = [self._new_chain(context) for context in met]
         self._batch = [chain.text for chain in chains]
         few = [chain for chain in chains if len(chain.text.ids) - chain.text.cache.length <= _FEW_UNREAD]
-        self._begun = begun = self._launch_next(None, few)
-        if begun is None:
+        first = self._launch_next(None, few)
+        if first is None:
             return False
-        self.ready_s = begun.launched_s + self.cost.step_s(begun.load)
+        # as far as last time, but for what is better seen first; all of them: whoever has no row cannot go on
+        depth = min(_BLIND_DEPTH, max((chain.text.num_guesses for chain in first.chains), default=0))
+        for chain in first.chains:
+            chain.budget = Budget(depth, _ROWS_PER_GUESS * depth)
+        second = self._launch_next(first, ())
+        self._begun = (first,) if second is None else (first, second)
+        self.ready_s = first.launched_s + sum(self.cost.step_s(begun.load) for begun in self._begun)
         return True
 
     def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
         """Return one chain for each context; none for a text that is still being read."""
-        underway, self._begun = self._begun, None
+        passes, self._begun = self._begun, ()
+        underway = passes[-1] if passes else None
         if underway is None:
             self._num_firsts = self._runner.num_firsts
-        elif underway.flight.is_over:  # the device rests: the next pass begins when it is launched
-            underway.is_timed = False
-        begun = {} if underway is None else {chain.text: chain for chain in underway.chains}
+        for one in passes:
+            if one.flight.is_over:  # the device rests: the next pass begins when it is launched
+                one.is_timed = False
+        for one, second in pairwise(passes):
+            self._look(one, second)
+        begun = {chain.text: chain for one in passes for chain in one.chains}
         chains = [self._chain_of(context, budget, begun) for context, budget in zip(contexts, budgets, strict=True)]
         for index, chain in enumerate(chains):
             chain.index = index
@@ -159,6 +173,8 @@ class AheadModelDrafter(ModelDrafter):
             if underway is not None:
                 self._look(underway, following)
             underway, unread = following, []
+        for chain in chains:
+            chain.text.num_guesses = chain.num_launched
         self._last = underway
         if underway is not None:
             self.ready_s = max(underway.launched_s, self._landed_s) + self.cost.step_s(underway.load)
