@@ -18,13 +18,18 @@ MAX_SEED = 2**64 - 1
 
 def _number(name: str, value: object, *, low: float, high: float, low_open: bool = False) -> None:
     """Refuse anything but a real number within the bounds; NaN is none, and True is not 1."""
-    bounds = f"{'above' if low_open else 'at least'} {low:g}" + (f" and at most {high:g}" if high < math.inf else "")
     if isinstance(value, bool) or not isinstance(value, int | float):
+        bounds = _bounds(low, high, low_open=low_open)
         raise InvalidRequest(f"{name} must be a number, not {value!r}.", f"Give one {bounds}.", parameter=name)
     inside = (low < value if low_open else low <= value) and value <= high  # NaN is in no order with anything
     if not inside:
         shown = "a huge number" if isinstance(value, int) and abs(value) > 10**40 else f"{value}"
+        bounds = _bounds(low, high, low_open=low_open)
         raise InvalidRequest(f"{name} is {shown}.", f"Give a number {bounds}.", parameter=name)
+
+
+def _bounds(low: float, high: float, *, low_open: bool) -> str:
+    return f"{'above' if low_open else 'at least'} {low:g}" + (f" and at most {high:g}" if high < math.inf else "")
 
 
 def _whole(name: str, value: object, *, low: int, high: int) -> None:
@@ -164,7 +169,7 @@ class Request:
                 raise InvalidRequest(f"{name} must be a text.", parameter=name)
         for name, parameter in (("prompt_ids", "prompt"), ("prediction_ids", "prediction")):
             value = getattr(self, name)
-            if not isinstance(value, tuple) or not all(type(token) is int for token in value):
+            if not isinstance(value, tuple) or not set(map(type, value)) <= {int}:
                 raise InvalidRequest(f"{name} must be a tuple of whole numbers.", parameter=parameter)
         _whole("priority", self.priority, low=-(2**31), high=2**31 - 1)
 

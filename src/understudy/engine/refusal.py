@@ -30,9 +30,9 @@ def check_request(
         )
     sampling = request.sampling
     named = (*request.prompt_ids, *request.prediction_ids, *sampling.logit_bias, *sampling.stop_token_ids)
-    outside = [token for token in named if not 0 <= token < vocab_size]
-    if outside:
-        raise InvalidRequest(f"Token {outside[0]} does not exist.", f"Ids go from 0 to {vocab_size - 1}.")
+    if min(named) < 0 or max(named) >= vocab_size:
+        outside = next(token for token in named if not 0 <= token < vocab_size)
+        raise InvalidRequest(f"Token {outside} does not exist.", f"Ids go from 0 to {vocab_size - 1}.")
     longest = min(num_prompt + sampling.max_tokens, max_context)
     if longest > cache_tokens:
         raise CapacityError(
