@@ -249,7 +249,11 @@ def test_on_a_gpu_a_trained_draft_has_to_be_named(on_a_gpu: Target, target: Targ
     write_draft(shipped / NAMES["block"], "block", target)
     heard: list[Event] = []
     assert with_default_draft(on_a_gpu, heard.append).draft is None
-    assert not heard
+    (notice,) = heard
+    assert isinstance(notice, Notice)
+    assert "`--draft block`" in notice.text
+    assert with_default_draft(on_a_gpu, heard.append, kind="block").draft is None
+    assert len(heard) == 1
     assert with_draft(on_a_gpu, "block").draft_kind == "block"
 
 

@@ -21,6 +21,10 @@ from understudy.text.vocabulary import compare_vocabularies
 _OWN_LAYERS = "layers:"
 """`layers:N` is a draft that needs no second model: the target's own first N layers."""
 
+_NAME_IT = (
+    "one comes with this model; on a GPU it is used if it is named (`--draft {kind}`): it pays with a text or a few"
+)
+
 
 def with_draft(
     target: Target,
@@ -83,12 +87,14 @@ def shipped_kinds(target: Target, *, emit: EventSink = log_fallbacks) -> list[st
 def with_default_draft(target: Target, emit: EventSink, *, kind: str | None = None) -> Target:
     """The target with the draft that comes with the package for it, if one does. Nobody asked: nothing is refused.
 
-    On a GPU a trained draft has to be named: there its speed was not measured yet.
+    On a GPU a trained draft has to be named: beside many texts it costs there though it rests. Whoever has one is told.
     """
-    if target.device != "cpu":
-        return target
+    own_hash = target.trained_hash
     try:
-        own_hash = target.trained_hash
+        if target.device != "cpu":
+            for best in [] if kind else kinds_for(own_hash)[:1]:
+                emit(Notice("the trained draft", _NAME_IT.format(kind=best)))
+            return target
         folder = default_draft_for(own_hash) if kind is None else shipped_draft(kind, own_hash)
         return target if folder is None else _with_trained(target, folder, emit)
     except ModelError as error:

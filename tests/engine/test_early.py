@@ -152,6 +152,21 @@ def test_nobody_is_begun_with_deeper_than_last_time(make: Maker) -> None:
     assert len([launch for launch in scene.device.launches if launch[0] == DRAFT]) == 1
 
 
+def test_nobody_is_begun_with_deeper_because_another_was(make: Maker) -> None:
+    scene = make()
+    for number, depth in ((1, 1), (2, 4)):
+        scene.submit([number], speculation=Speculation(forced=True, max_depth=depth))
+    for _ in range(4):
+        scene.engine.step()
+    scene.engine.abort("2")
+    for _ in range(2):
+        scene.engine.step()
+    del scene.device.launches[:]
+    scene.engine.step()
+    assert scene.begun[-1] == [scene.engine._live["1"][0].sequence_id]
+    assert [number for number, _ in scene.device.launches] == [DRAFT, TARGET]
+
+
 def test_texts_that_are_begun_with_together_may_differ_in_depth(make: Maker) -> None:
     """One of them is cut off, and the other goes on behind what was begun."""
     depths = {"1": 1, "2": 4}
@@ -316,15 +331,27 @@ class Timed(CostModel):
         self.loads.append(load)
 
 
-@pytest.mark.parametrize("is_over", [False, True])
-def test_a_pass_that_was_over_before_anybody_looked_is_not_timed(make: Maker, is_over: bool) -> None:
+@pytest.mark.parametrize(("are_over", "num_timed"), [((False, False), 2), ((True, True), 0), ((True, False), 0)])
+def test_a_pass_that_was_over_before_anybody_looked_is_not_timed(
+    make: Maker, are_over: tuple[bool, bool], num_timed: int
+) -> None:
+    """Nor is one behind it: nobody knows when it began. Of three passes two were begun; nobody waits for the last."""
     cost = Timed()
     scene = make(draft_cost=cost)
-    scene.device.is_over = is_over
+    scene.device.is_over = False
+    begin = scene.drafter.begin
+
+    def noted(contexts: Sequence[Context]) -> bool:
+        found = begin(contexts)
+        for one, is_over in zip(scene.drafter._begun, are_over, strict=False):
+            one.flight._launched.is_over = is_over  # type: ignore[misc]
+        return found
+
+    scene.drafter.begin = noted  # type: ignore[method-assign]
     scene.submit([2])
     for _ in range(4):
         scene.engine.step()
     del cost.loads[:]
     scene.engine.step()
     assert len(scene.begun) >= 2
-    assert len(cost.loads) == (0 if is_over else 2), "two of three passes were begun; nobody waits for the last"
+    assert len(cost.loads) == num_timed

@@ -84,3 +84,18 @@ def test_nothing_is_drawn_where_no_place_is() -> None:
     assert (sums._answers == 77).all(), "nobody is told anything"
     assert int(sums._turn) == 1
     assert sums._home.drawn.shape == (3, MOST_PLACES)
+
+
+def test_who_has_failed_is_not_used_again() -> None:
+    """Half a launch may have moved the device's turn, and not the host's."""
+
+    class Failing(Sums):
+        def compute(self) -> torch.Tensor:
+            raise torch.OutOfMemoryError
+
+    failing = Failing(SHAPES, home(use_graphs=False), num_places=5)
+    failing.next_turn()
+    with pytest.raises(torch.OutOfMemoryError):
+        failing.launch()
+    with pytest.raises(AssertionError, match="failed"):
+        failing.next_turn()

@@ -49,7 +49,7 @@ class Lying(FakeBackend):
             async for output in outputs:
                 num_tokens += len(output.token_ids)
                 if num_tokens > 10 and not request.speculation.enabled:
-                    output = replace(output, token_ids=tuple(token + 1 for token in output.token_ids))
+                    output = output._replace(token_ids=tuple(token + 1 for token in output.token_ids))
                 yield output
 
 

@@ -63,7 +63,7 @@ class Text:
     dice: Dice | None = None
     """How guesses are drawn where a device does that."""
     num_guesses: int = 0
-    """Guesses that were computed for it the last time it was asked about."""
+    """Guesses that were wanted for it, and computed, the last time it was asked about."""
 
     def agreement(self) -> int:
         """How many ids at the beginning of its cache are those of the text as it came out."""

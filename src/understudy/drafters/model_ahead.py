@@ -68,15 +68,21 @@ class _Chain:
     """The model had nothing to say."""
 
     @property
+    def most_guesses(self) -> int:
+        """How many its budget has room for.
+
+        The last one may do without a rival; a deeper one would take the place of one that is worth more.
+        """
+        return min(self.budget.max_depth, -(-self.budget.max_rows // _ROWS_PER_GUESS))
+
+    @property
     def is_wanted(self) -> bool:
         """Whether anybody has asked for it."""
         return self.budget.max_depth > 0 and self.budget.max_rows > 0
 
     def goes_on(self, source: str) -> bool:
         """Whether one more guess is worth it, as far as the ones that were looked at can tell."""
-        # the last guess may do without a rival; a deeper one would take the place of one that is worth more
-        most = min(self.budget.max_depth, -(-self.budget.max_rows // _ROWS_PER_GUESS))
-        if self.is_broken or self.num_launched >= most:
+        if self.is_broken or self.num_launched >= self.most_guesses:
             return False
         return not self.tokens or self.budget.goes_on is always or self.budget.goes_on(self.draft(source))
 
@@ -117,8 +123,11 @@ class _Pass:
     """Of the chains, from the front, those whose row is a guess; of the others what was unread is read."""
     load: Load
     launched_s: float
+    """Or, behind one that was just begun, when that is expected to be over."""
+    was_over: bool = False
+    """Before anybody waited for it: nobody knows when."""
     is_timed: bool = True
-    """Whether somebody waits for it: of a pass that was over before, nobody knows what it took."""
+    """Whether it is known when it began, and when it was over."""
 
 
 class AheadModelDrafter(ModelDrafter):
@@ -148,8 +157,14 @@ class AheadModelDrafter(ModelDrafter):
         for chain in first.chains:
             chain.budget = Budget(depth, _ROWS_PER_GUESS * depth)
         second = self._launch_next(first, ())
-        self._begun = (first,) if second is None else (first, second)
-        self.ready_s = first.launched_s + sum(self.cost.step_s(begun.load) for begun in self._begun)
+        for chain in first.chains:
+            chain.budget = _NOTHING  # nobody has asked
+        self.ready_s = first.launched_s + self.cost.step_s(first.load)
+        self._begun = (first,)
+        if second is not None:
+            second.launched_s = max(second.launched_s, self.ready_s)
+            self.ready_s = second.launched_s + self.cost.step_s(second.load)
+            self._begun = (first, second)
         return True
 
     def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
@@ -158,9 +173,10 @@ class AheadModelDrafter(ModelDrafter):
         underway = passes[-1] if passes else None
         if underway is None:
             self._num_firsts = self._runner.num_firsts
-        for one in passes:
-            if one.flight.is_over:  # the device rests: the next pass begins when it is launched
-                one.is_timed = False
+        is_known = True
+        for one in passes:  # if all are over the device rests: the next pass begins when it is launched
+            one.was_over = one.flight.is_over
+            one.is_timed, is_known = is_known and not one.was_over, not one.was_over
         for one, second in pairwise(passes):
             self._look(one, second)
         begun = {chain.text: chain for one in passes for chain in one.chains}
@@ -174,7 +190,7 @@ class AheadModelDrafter(ModelDrafter):
                 self._look(underway, following)
             underway, unread = following, []
         for chain in chains:
-            chain.text.num_guesses = chain.num_launched
+            chain.text.num_guesses = min(chain.num_launched, chain.most_guesses)
         self._last = underway
         if underway is not None:
             self.ready_s = max(underway.launched_s, self._landed_s) + self.cost.step_s(underway.load)
@@ -260,9 +276,9 @@ class AheadModelDrafter(ModelDrafter):
         """Learn what was guessed; the next pass computes the rows of some of the guesses."""
         drawn = underway.flight.drawn()
         landed = time.perf_counter()
-        if underway.is_timed:
-            if self._runner.num_firsts == self._num_firsts:
-                self.cost.observe(underway.load, landed - max(underway.launched_s, self._landed_s))
+        if underway.is_timed and self._runner.num_firsts == self._num_firsts:
+            self.cost.observe(underway.load, landed - max(underway.launched_s, self._landed_s))
+        if not underway.was_over:
             self._landed_s = landed
         for chain, token, sureness, rival in zip(underway.chains, *drawn, strict=True):
             chain.is_broken = chain.is_broken or token < 0

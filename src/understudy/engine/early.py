@@ -2,11 +2,13 @@
 
 Between the words of one pass and the drafts of the next lies a good part of a millisecond of the host's work: what was
 said is committed, the next rows are planned, and drafters that cost time are weighed. A drafter on a device can spend
-it on the text that it would have to read in any case. So it begins as soon as the words are known, with the texts for
-which it was asked in the last step because that was expected to pay; asking it goes on from there.
+it on the text that it would have to read in any case, and on guesses that it has made each time. So it begins as soon
+as the words are known, with the texts for which it was asked in the last step because that was expected to pay; asking
+it goes on from there.
 
 Whether it is asked after all is decided as it would have been, by all that decides it. If it is not, then nothing was
-drafted: some rows were read in vain. The next pass is not held responsible for that time, and the ledgers are told.
+drafted: some rows were computed in vain. The next pass is not held responsible for that time, and the ledgers are told,
+as of what is read.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ next replay while one still runs, so it writes them by turns, to its own memory 
     host      letters[turn] = numbers      replay        wait for it       read answers[turn]
     device                                 numbers = letters[turn] ... answers[turn] = what was drawn, turn += 1
 
-Both count turns for themselves. A copy from one to the other before and after each replay would do as well, but a
-graph that comes right behind another begins 30 to 60 microseconds earlier than one behind two copies.
+Both count turns for themselves. A copy before and one after each replay would do as well, but the device waits between
+two graphs then, and launching a copy takes the host longer than replaying the graph.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Places:
     def __init__(self, device: torch.device) -> None:
         self.numbers = torch.zeros((MOST_DECODERS, 3, MOST_PLACES), dtype=torch.int32, device=device)
         self.num_firsts = 0
-        """Passes that were the first of their size, and took a hundred times as long for it."""
+        """Launches that were the first of their size, and took a hundred times as long for it."""
         self._num_taken = 0
 
     def take(self) -> int:
@@ -80,6 +80,7 @@ class Captured:
         self._arrived = [torch.cuda.Event() for _ in range(TURNS)] if is_gpu else []  # type: ignore[no-untyped-call]
         self._turn = torch.zeros(1, dtype=torch.int32, device=home.device)
         self._num_launched = 0
+        self._is_sound = True
         self._num_places = num_places
         self._graph: torch.cuda.CUDAGraph | None = None
         self._result: Any = None  # where the graph leaves what `compute` returned
@@ -94,6 +95,7 @@ class Captured:
 
     def next_turn(self) -> int:
         """Whose letter is to be written; waits until the last one of that turn has been read."""
+        assert self._is_sound, "a launch has failed: the device's turn may be another one"
         turn = self._num_launched % TURNS
         self.wait(turn)
         return turn
@@ -101,10 +103,10 @@ class Captured:
     def launch(self) -> Answer:
         """Compute with the letter of this turn.
 
-        The first time it is launched as it is, and captured for the next time. Who fails here may not be used again:
-        the device's turn may be another one.
+        The first time it is launched as it is, and captured for the next time. Who fails here cannot be used again.
         """
         turn = self._num_launched % TURNS
+        self._is_sound = False
         if self._graph is not None:
             self._graph.replay()
             result = self._result
@@ -118,6 +120,7 @@ class Captured:
         self._num_launched += 1
         if self._arrived:
             self._arrived[turn].record()
+        self._is_sound = True
         return Answer(self, self._num_launched, result)
 
     def _launch_all(self) -> Any:

@@ -220,4 +220,5 @@ def _tell_answer(
     for line in tl.static_range(3):
         found = tl.load(drawn + line * most_places + places, mask=places < count)
         tl.store(answers + (own.to(tl.int64) * 3 + line) * stride + places, found, mask=places < count)
+    tl.debug_barrier()  # all threads know whose turn it was
     tl.store(turn, (own + 1) % num_turns)

@@ -1,4 +1,4 @@
-"""The rows of one forward pass on a device: kernels/rows.py's arrays, moved there by one copy."""
+"""The rows of one forward pass on a device: kernels/rows.py's arrays there."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class DrawnRows:
 
     @classmethod
     def within(cls, buffer: Tensor) -> DrawnRows:
-        """Views of a buffer, int32 [INTS_PER_ROW * rows]: filled on the host, it goes to the device in one copy."""
+        """Views of a buffer, int32 [INTS_PER_ROW * rows]: filled on the host, it goes to the device as one."""
         num_rows = buffer.shape[0] // INTS_PER_ROW
         doubles = buffer[: 2 * num_rows].view(torch.float64)  # in front, where they are aligned
         lines = buffer[2 * num_rows : INTS_PER_ROW * num_rows].view(INTS_PER_ROW - 2, num_rows)
