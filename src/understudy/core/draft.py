@@ -150,15 +150,12 @@ def is_tree(draft: Draft) -> bool:
 
 def is_well_typed(draft: Draft) -> bool:
     """Whether every entry is of its kind: what is computed with later must not raise there."""
-    return (
-        _are(int, draft.tokens) and _are(int, draft.parents) and _are(str, draft.sources)
-        and (_are(float, draft.confidence) or all(isinstance(number, int | float) for number in draft.confidence))
-    )  # fmt: skip
+    whole = _are(draft.tokens, int) and _are(draft.parents, int)
+    return whole and _are(draft.sources, str) and _are(draft.confidence, int, float)
 
 
-def _are(kind: type, entries: Iterable[object]) -> bool:
-    kinds = set(map(type, entries))
-    return kinds <= {kind} or all(issubclass(one, kind) for one in kinds)
+def _are(entries: Iterable[object], *kinds: type) -> bool:
+    return all(issubclass(found, kinds) for found in set(map(type, entries)))
 
 
 def merge(drafts: Sequence[Draft]) -> Draft:

@@ -204,7 +204,7 @@ class Engine:
     ) -> Underway:
         launched = self._clock()
         showing, switches = self._drafting.showing, self._drafting.switches
-        is_shown = [bool(showing.layers) and showing.wants(share.sequence, switches) for share in shares]
+        is_shown = [showing.wants(share.sequence, switches) for share in shares]
         works = [work_of(*item) for item in zip(shares, proposals, is_shown, strict=True)]
         load = load_of(shares, proposals, plain)
         flight = self._runner.launch(works)

@@ -54,7 +54,7 @@ class Scheduler:
             sequence = self.running[index]
             num_pending = sequence.num_pending
             num_known = min(num_pending, budget)
-            if num_known and (sequence.cache.reserve(num_known) or self._reserve(sequence, num_known)):
+            if num_known and self._reserve(sequence, num_known):
                 shares.append(Share(sequence, num_known, num_known == num_pending))
                 budget -= num_known
             index += 1

@@ -28,8 +28,8 @@ Floats = NDArray[np.float32]
 GRAPHS_OFF = "UNDERSTUDY_NO_GRAPHS"
 """Set to 1, every kernel is launched by itself: slower, the same bits, for finding faults."""
 
-
 _MOST_MOVES = 256
+"""Slots that one launch copies"""
 
 
 class _Moves(Captured):

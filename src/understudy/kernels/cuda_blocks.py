@@ -21,8 +21,7 @@ from torch import Tensor
 from understudy.core.dice import Dice
 from understudy.core.static_tree import StaticTree
 from understudy.kernels import cuda_sample
-from understudy.kernels.cuda_graphs import Answer, Captured, Home, Places, rounded
-from understudy.kernels.cuda_passes import write_dice
+from understudy.kernels.cuda_graphs import Answer, Captured, Home, Places, rounded, write_dice
 from understudy.kernels.cuda_rows import GROUP_ROWS, PAGE, PlacedRows
 from understudy.kernels.rows import MOST_PLACES
 

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from typing import Any, NamedTuple
 
@@ -23,10 +24,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from understudy.core.dice import Dice
 from understudy.kernels import cuda_ops, cuda_sample
 from understudy.kernels.rows import MOST_PLACES, Ints
 
 MOST_DECODERS = 16
+_GREEDY = Dice(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, choice=0)
+_LEAST_TEMPERATURE = float(np.finfo(np.float32).tiny)
 TURNS = 8
 """Launches of one size of which the answers are kept: more than are ever on their way at once"""
 
@@ -65,7 +69,7 @@ class Home(NamedTuple):
     """The memory of all graphs of a decoder; None where nothing is captured"""
 
 
-class Captured:
+class Captured(ABC):
     """What is launched for one size: its numbers, and the graph over them once it was captured."""
 
     def __init__(self, shapes: Shapes, home: Home, *, num_places: int) -> None:
@@ -89,9 +93,9 @@ class Captured:
         self.letters = [_on_host(letter, shapes) for letter in self._letters]
         """The same on the host, for each turn; those of the dice by name behind `how.`"""
 
+    @abstractmethod
     def compute(self) -> Any:
-        """Launch all there is to compute: to be said by who knows what that is."""
-        raise NotImplementedError
+        """Launch all there is to compute."""
 
     def next_turn(self) -> int:
         """Whose letter is to be written; waits until the last one of that turn has been read."""
@@ -190,6 +194,25 @@ def _on_host(letter: Tensor, shapes: Shapes) -> dict[str, NDArray[Any]]:
         how = cuda_sample.DrawnRows.within(parts["how"])
         found |= {f"how.{field.name}": getattr(how, field.name).numpy() for field in fields(how)}
     return found
+
+
+def write_dice(to: dict[str, NDArray[Any]], dice: Sequence[Dice | None], positions: Ints) -> None:
+    """Write how each place is drawn; where all are greedy nobody looks.
+
+    Places whose words are drawn on the host are greedy here: that is cheapest, and nobody looks at them.
+    """
+    temperatures = to["how.temperatures"]
+    temperatures.fill(0.0)
+    known = [one or _GREEDY for one in dice]
+    count = len(known)
+    temperatures[:count] = [max(one.temperature, _LEAST_TEMPERATURE) if one.temperature else 0.0 for one in known]
+    to["how.top_ps"][:count] = [one.top_p for one in known]
+    to["how.min_ps"][:count] = [one.min_p for one in known]
+    to["how.top_ks"][:count] = [one.top_k for one in known]
+    seeds = np.array([one.seed for one in known], np.uint64).view(np.int32).reshape(-1, 2)
+    to["how.seeds_low"][:count], to["how.seeds_high"][:count] = seeds[:, 0], seeds[:, 1]
+    to["how.positions"][:count] = positions
+    to["how.choices"][:count] = [one.choice for one in known]
 
 
 @contextlib.contextmanager

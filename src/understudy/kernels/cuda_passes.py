@@ -23,7 +23,7 @@ from torch import Tensor
 
 from understudy.core.dice import Dice
 from understudy.kernels import cuda_sample
-from understudy.kernels.cuda_graphs import Answer, Captured, Home, Places, rounded
+from understudy.kernels.cuda_graphs import Answer, Captured, Home, Places, rounded, write_dice
 from understudy.kernels.cuda_rows import PAGE, PlacedRows
 from understudy.kernels.interface import Drawn, FeatureBuffer
 from understudy.kernels.rows import MOST_PLACES, Ints, Rows
@@ -35,7 +35,6 @@ _EVEN_ROWS, _ROWS_APART = 256, 128
 """Beyond so many rows arithmetic takes the time, not reading the weights: sizes lie closer than powers of two."""
 _FEW_LOGITS = 16
 """So many logits take as long as one: the output layer's tile has sixteen rows."""
-_LEAST_TEMPERATURE = float(np.finfo(np.float32).tiny)
 
 Compute = Callable[..., Tensor]
 """A pass over placed rows: the logits of those that are wanted, on the device. Given a `FeatureBuffer` as well, it
@@ -233,25 +232,3 @@ _PADDING = {"token_ids": 0, "positions": 0, "slots": 0, "group_starts": _LAST, "
             "tail_starts": _LAST, "tail_slots": 0, "logit_rows": 0}  # fmt: skip
 """The lines, in the order of `Size.shapes`, and what they end with."""
 _LINES_OF = attrgetter(*_PADDING)
-
-
-_GREEDY = Dice(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, choice=0)
-
-
-def write_dice(to: dict[str, NDArray[Any]], dice: Sequence[Dice | None], positions: Ints) -> None:
-    """Write how each place is drawn; where all are greedy nobody looks.
-
-    Places whose words are drawn on the host are greedy here: that is cheapest, and nobody looks at them.
-    """
-    temperatures = to["how.temperatures"]
-    temperatures.fill(0.0)
-    known = [one or _GREEDY for one in dice]
-    count = len(known)
-    temperatures[:count] = [max(one.temperature, _LEAST_TEMPERATURE) if one.temperature else 0.0 for one in known]
-    to["how.top_ps"][:count] = [one.top_p for one in known]
-    to["how.min_ps"][:count] = [one.min_p for one in known]
-    to["how.top_ks"][:count] = [one.top_k for one in known]
-    seeds = np.array([one.seed for one in known], np.uint64).view(np.int32).reshape(-1, 2)
-    to["how.seeds_low"][:count], to["how.seeds_high"][:count] = seeds[:, 0], seeds[:, 1]
-    to["how.positions"][:count] = positions
-    to["how.choices"][:count] = [one.choice for one in known]
