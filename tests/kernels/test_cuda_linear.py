@@ -17,6 +17,7 @@ SHORT = 32 if ON_GPU else 64
 TILES = (
     *(Tile(64, 16, SHORT, 4, 3), Tile(64, 32, 64, 4, 4), Tile(64, 64, 64, 4, 3)),
     *(Tile(128, 64, 64, 8, 3), Tile(64, 128, SHORT, 8, 2)),
+    *(Tile(64, 16, SHORT, 4, 3, by_box=True), Tile(128, 64, 64, 4, 3, by_box=True)),
 )
 ROW_COUNTS = range(1, 257) if ON_GPU else (1, 2, 16, 17, 33, 70)
 SHAPES = [(128, 64), (200, 96), (64, 576), (304, 64)]
@@ -96,9 +97,22 @@ def test_1_to_256_rows_of_real_shapes(num_outputs: int, num_inputs: int) -> None
 @pytest.mark.gpu
 @needs_gpu
 @pytest.mark.parametrize(("num_features", "num_inputs"), [(14336, 4096), (1536, 576)])
-def test_1_to_256_rows_of_real_gates(num_features: int, num_inputs: int) -> None:
+def test_1_to_256_rows_of_real_gates_and_prompts(num_features: int, num_inputs: int) -> None:
     gate, up = draws(num_features, num_inputs), draws(num_features, num_inputs, seed=1)
-    check_rows(GatedLinear.pack(gate, up, device=DEVICE, dtype=DTYPE), draws(256, num_inputs, seed=2))
+    linear, x = GatedLinear.pack(gate, up, device=DEVICE, dtype=DTYPE), draws(1100, num_inputs, seed=2)
+    whole = check_rows(linear, x[:256].contiguous())
+    for count in (257, 384, 385, 512, 513, 1024, 1100):
+        assert torch.equal(linear(x[:count].contiguous())[:256], whole), count
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize(("num_outputs", "num_inputs"), LLAMA + SMOLLM)
+def test_prompts_of_real_shapes(num_outputs: int, num_inputs: int) -> None:
+    linear, x = packed(draws(num_outputs, num_inputs)), draws(1100, num_inputs, seed=1)
+    whole = linear(x)
+    for count in (1, 33, 65, 129, 256, 257, 384, 385, 512, 513, 1024):
+        assert torch.equal(linear(x[:count].contiguous()), whole[:, :count]), count
 
 
 @pytest.mark.gpu

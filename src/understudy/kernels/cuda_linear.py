@@ -10,6 +10,9 @@ whatever the tile. That was measured, with `torch.equal`; the tests and the star
 The result is left in parts, [parts, rows, outputs] in fp32. Whoever reads it next adds the parts in order, which saves
 a launch for each layer: the norm, the rotation and the gate in cuda_ops all begin so.
 
+With many rows a step's weights and rows are fetched as whole boxes, through descriptors of the two matrices: what
+lies beyond an edge comes as zeros, and no thread computes an address. The products and their order are the same.
+
 Weights are the left operand, with 64 to 256 outputs to a tile, and rows the right one: a tensor core takes 64 lines on
 the left but as few as 8 on the right, so that few rows waste little.
 """
@@ -22,6 +25,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from understudy.kernels.cuda_overlap import launch_options, prefetch_inputs, wait_for_inputs
 from understudy.kernels.cuda_plans import Split, Tile, gated_tile_for, split_for, tile_for
@@ -76,8 +80,8 @@ class Linear:
         out = torch.empty((self.split.num_parts, num_rows, self.num_outputs), dtype=torch.float32, device=x.device)
         grid = (-(-num_rows // tile.rows), -(-self.num_outputs // tile.outputs), self.split.num_parts)
         _parts[grid](
-            x, self.weight, self.bias, out, num_rows, self.num_inputs, self.num_outputs, self.weight.shape[1],
-            self.split.part_inputs(self.num_inputs) // tile.inputs,
+            x, self.weight, *_boxes(x, self.weight, tile), self.bias, out, num_rows, self.num_inputs,
+            self.num_outputs, self.weight.shape[1], self.split.part_inputs(self.num_inputs) // tile.inputs,
             block_inputs=tile.inputs, block_outputs=tile.outputs, block_rows=tile.rows,
             is_whole=self.weight.shape[1] == self.num_inputs,
             **launch_options(tile.num_warps, tile.num_stages),
@@ -117,13 +121,23 @@ class GatedLinear:
         out = torch.empty((num_rows, self.num_features), dtype=x.dtype, device=x.device)
         grid = (-(-num_rows // tile.rows), -(-self.num_features // tile.outputs))
         _gated[grid](
-            x, inner.weight, out, num_rows, inner.num_inputs, self.num_features, inner.num_outputs // 2,
-            inner.weight.shape[1], inner.split.part_inputs(inner.num_inputs) // tile.inputs,
+            x, inner.weight, *_boxes(x, inner.weight, tile), out, num_rows, inner.num_inputs, self.num_features,
+            inner.num_outputs // 2, inner.weight.shape[1], inner.split.part_inputs(inner.num_inputs) // tile.inputs,
             block_inputs=tile.inputs, block_outputs=tile.outputs, block_rows=tile.rows,
             is_whole=inner.weight.shape[1] == inner.num_inputs,
             **launch_options(tile.num_warps, tile.num_stages),
         )  # fmt: skip
         return out
+
+
+def _boxes(x: Tensor, weight: Tensor, tile: Tile) -> tuple[TensorDescriptor | None, TensorDescriptor | None]:
+    """Descriptors of rows and weights for a tile that is fetched by boxes."""
+    if not tile.by_box:
+        return None, None
+    return (
+        TensorDescriptor.from_tensor(x, [tile.rows, tile.inputs]),
+        TensorDescriptor.from_tensor(weight, [tile.outputs, tile.inputs]),
+    )
 
 
 @triton.jit
@@ -137,24 +151,29 @@ def _load_rows(x, rows, inputs, num_rows, num_inputs, is_whole: tl.constexpr):
 
 @triton.jit(do_not_specialize=["num_rows", "num_steps"])
 def _parts(
-    x, weight, bias, out, num_rows, num_inputs, num_outputs, stride, num_steps,
+    x, weight, row_boxes, weight_boxes, bias, out, num_rows, num_inputs, num_outputs, stride, num_steps,
     block_inputs: tl.constexpr, block_outputs: tl.constexpr, block_rows: tl.constexpr, is_whole: tl.constexpr,
     overlap: tl.constexpr,
 ):  # fmt: skip
     """One part of some outputs of some rows. x [rows, inputs], weight [padded outputs, stride], out as Linear says."""
-    rows = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
-    outputs = tl.program_id(1) * block_outputs + tl.arange(0, block_outputs)
-    part = tl.program_id(2)
-    inputs = part * num_steps * block_inputs + tl.arange(0, block_inputs)
+    first_row, first_output, part = tl.program_id(0) * block_rows, tl.program_id(1) * block_outputs, tl.program_id(2)
+    first_input = part * num_steps * block_inputs
+    rows, outputs = first_row + tl.arange(0, block_rows), first_output + tl.arange(0, block_outputs)
     lines = weight + outputs[:, None].to(tl.int64) * stride
-    weights = lines + inputs[None, :]
-    prefetch_inputs(lines, part * num_steps * block_inputs, num_steps * block_inputs, overlap)
+    prefetch_inputs(lines, first_input, num_steps * block_inputs, overlap)
     wait_for_inputs(overlap)
     total = tl.zeros((block_outputs, block_rows), tl.float32)
-    for _ in range(num_steps):
-        total = tl.dot(tl.load(weights), _load_rows(x, rows, inputs, num_rows, num_inputs, is_whole), total)
-        weights += block_inputs
-        inputs += block_inputs
+    if weight_boxes is None:
+        inputs = first_input + tl.arange(0, block_inputs)
+        weights = lines + inputs[None, :]
+        for _ in range(num_steps):
+            total = tl.dot(tl.load(weights), _load_rows(x, rows, inputs, num_rows, num_inputs, is_whole), total)
+            weights += block_inputs
+            inputs += block_inputs
+    else:
+        for step in range(num_steps):
+            at = first_input + step * block_inputs
+            total = tl.dot(weight_boxes.load([first_output, at]), tl.trans(row_boxes.load([first_row, at])), total)
     if bias is not None:
         if part == 0:
             total += tl.load(bias + outputs)[:, None]
@@ -164,29 +183,36 @@ def _parts(
 
 @triton.jit(do_not_specialize=["num_rows", "num_steps"])
 def _gated(
-    x, weight, out, num_rows, num_inputs, num_features, first_up, stride, num_steps,
+    x, weight, row_boxes, weight_boxes, out, num_rows, num_inputs, num_features, first_up, stride, num_steps,
     block_inputs: tl.constexpr, block_outputs: tl.constexpr, block_rows: tl.constexpr, is_whole: tl.constexpr,
     overlap: tl.constexpr,
 ):  # fmt: skip
     """silu(gate) * up for some features of some rows; the lines of up begin at `first_up`."""
-    rows = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
-    features = tl.program_id(1) * block_outputs + tl.arange(0, block_outputs)
-    inputs = tl.arange(0, block_inputs)
+    first_row, first_gate = tl.program_id(0) * block_rows, tl.program_id(1) * block_outputs
+    rows, features = first_row + tl.arange(0, block_rows), first_gate + tl.arange(0, block_outputs)
     lines = weight + features[:, None].to(tl.int64) * stride
-    gates = lines + inputs[None, :]
-    ups = gates + first_up.to(tl.int64) * stride
     prefetch_inputs(lines, 0, num_steps * block_inputs, overlap)
     prefetch_inputs(lines + first_up.to(tl.int64) * stride, 0, num_steps * block_inputs, overlap)
     wait_for_inputs(overlap)
     gate = tl.zeros((block_outputs, block_rows), tl.float32)
     up = tl.zeros((block_outputs, block_rows), tl.float32)
-    for _ in range(num_steps):
-        own = _load_rows(x, rows, inputs, num_rows, num_inputs, is_whole)
-        gate = tl.dot(tl.load(gates), own, gate)
-        up = tl.dot(tl.load(ups), own, up)
-        gates += block_inputs
-        ups += block_inputs
-        inputs += block_inputs
+    if weight_boxes is None:
+        inputs = tl.arange(0, block_inputs)
+        gates = lines + inputs[None, :]
+        ups = gates + first_up.to(tl.int64) * stride
+        for _ in range(num_steps):
+            own = _load_rows(x, rows, inputs, num_rows, num_inputs, is_whole)
+            gate = tl.dot(tl.load(gates), own, gate)
+            up = tl.dot(tl.load(ups), own, up)
+            gates += block_inputs
+            ups += block_inputs
+            inputs += block_inputs
+    else:
+        for step in range(num_steps):
+            at = step * block_inputs
+            own = tl.trans(row_boxes.load([first_row, at]))
+            gate = tl.dot(weight_boxes.load([first_gate, at]), own, gate)
+            up = tl.dot(weight_boxes.load([first_up + first_gate, at]), own, up)
     result = gate / (1.0 + tl.exp(-gate)) * up
     at = rows.to(tl.int64)[None, :] * num_features + features[:, None]
     mask = (rows[None, :] < num_rows) & (features[:, None] < num_features)

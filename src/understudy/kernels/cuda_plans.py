@@ -47,6 +47,8 @@ class Tile:
     num_warps: int
     num_stages: int
     """Steps whose weights are on their way at once"""
+    by_box: bool = False
+    """Whether each step's weights and rows are fetched as whole boxes, which Hopper has an engine for"""
 
 
 def split_for(num_outputs: int, num_inputs: int) -> Split:
@@ -87,51 +89,57 @@ def _smallest(tiles: dict[int, Tile], num_rows: int) -> Tile:
 
 # Most rows -> tile; the last bucket also serves all above it. Where one program has a multiprocessor for itself, it
 # may keep as many stages in its memory as there is room for; else several share it and hide each other's waits.
+# Boxes leave the threads nothing but products to do, which pays where there are many rows to multiply.
 
 _ONE_WAVE = {
     16: Tile(64, 16, 128, 4, 6),
     32: Tile(64, 32, 128, 4, 5),
-    64: Tile(64, 64, 128, 4, 5),
-    128: Tile(64, 128, 64, 8, 8),
-    256: Tile(64, 256, 64, 8, 5),
-    512: Tile(256, 128, 64, 8, 4),
+    64: Tile(64, 64, 128, 4, 5, by_box=True),
+    128: Tile(64, 128, 128, 4, 4, by_box=True),
+    256: Tile(128, 128, 64, 4, 5, by_box=True),
+    512: Tile(256, 128, 64, 8, 4, by_box=True),
 }
 _WAVES = {
     16: Tile(64, 16, 64, 4, 6),
     32: Tile(64, 32, 64, 4, 5),
     64: Tile(64, 64, 128, 4, 3),
-    128: Tile(64, 128, 64, 8, 4),
-    256: Tile(64, 128, 64, 8, 3),
-    512: Tile(64, 256, 64, 8, 5),
+    128: Tile(64, 128, 64, 4, 4, by_box=True),
+    256: Tile(128, 128, 64, 4, 3, by_box=True),
+    512: Tile(128, 128, 64, 4, 5, by_box=True),
+    1024: Tile(256, 128, 64, 8, 4, by_box=True),
 }
 _WIDE = {
-    16: Tile(64, 16, 128, 4, 4),
-    32: Tile(64, 32, 128, 4, 3),
-    64: Tile(128, 64, 64, 4, 6),
-    128: Tile(128, 128, 64, 4, 6),
-    256: Tile(128, 128, 64, 4, 3),
+    16: Tile(128, 16, 128, 8, 4, by_box=True),
+    32: Tile(64, 32, 128, 4, 4, by_box=True),
+    64: Tile(128, 64, 64, 4, 3, by_box=True),
+    128: Tile(128, 128, 64, 4, 6, by_box=True),
+    256: Tile(256, 128, 64, 8, 4, by_box=True),
 }
 _SHORT = {
     16: Tile(64, 16, 64, 4, 6),
     32: Tile(64, 32, 64, 4, 5),
     64: Tile(64, 64, 64, 4, 4),
-    128: Tile(64, 128, 64, 8, 3),
+    128: Tile(64, 64, 64, 4, 3, by_box=True),
 }
 _SHORT_WIDE = {
     16: Tile(128, 16, 64, 4, 6),
     32: Tile(128, 32, 64, 4, 3),
     64: Tile(128, 64, 64, 4, 3),
-    128: Tile(64, 128, 64, 8, 3),
+    128: Tile(64, 128, 64, 4, 3, by_box=True),
+    256: Tile(128, 128, 64, 4, 3, by_box=True),
 }
 _GATED = {
     16: Tile(64, 16, 128, 4, 4),
     32: Tile(64, 32, 128, 4, 4),
-    64: Tile(128, 64, 64, 8, 4),
-    256: Tile(128, 128, 64, 8, 4),
-    512: Tile(64, 128, 64, 8, 3),
+    64: Tile(64, 64, 128, 4, 4, by_box=True),
+    128: Tile(64, 128, 64, 4, 3, by_box=True),
+    384: Tile(128, 128, 64, 8, 4, by_box=True),
+    512: Tile(64, 128, 64, 4, 5, by_box=True),
+    1024: Tile(128, 128, 64, 8, 4, by_box=True),
 }
 _SHORT_GATED = {
     16: Tile(64, 16, 64, 4, 5),
-    64: Tile(64, 32, 64, 4, 5),
-    128: Tile(64, 64, 64, 4, 5),
+    128: Tile(64, 32, 64, 4, 5),
+    256: Tile(64, 64, 64, 4, 5),
+    512: Tile(64, 64, 64, 4, 4, by_box=True),
 }
