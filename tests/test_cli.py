@@ -328,7 +328,7 @@ def test_compare_takes_three_of_our_own_prompts(run: Run, tmp_path: Path) -> Non
 
 
 def test_compare_tells_when_the_words_differ(generate: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("understudy.engine.engine.walk", believing_walk)
+    monkeypatch.setattr("understudy.sampling.verify.walk", believing_walk)
     free = CostModel({1: 1.0, 256: 1.0})  # rows cost nothing, so every draft is bought
     monkeypatch.setattr("understudy.assembly.measure_cost", lambda runner: free)
     code, out, _ = generate("--compare", "--max-tokens", 64, "--raw", "--temperature", 2, "--seed", 1, TEXTS[1])
@@ -365,7 +365,7 @@ def test_full_means_every_setting(run: Run, model: Path, prompts: Path) -> None:
 
 
 def test_verify_finds_a_broken_engine(run: Run, model: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("understudy.engine.engine.walk", believing_walk)
+    monkeypatch.setattr("understudy.sampling.verify.walk", believing_walk)
     code, out, err = run("verify", model, "--prompts", prompts, *ONE_SETTING)
     assert code == 1
     assert "NOT the same words" in out

@@ -34,6 +34,7 @@ from understudy.kv.prefix import PrefixCache
 from understudy.kv.sequence import SequenceCache
 from understudy.runtime import inputs
 from understudy.runtime.inputs import TreeNode
+from understudy.sampling import verify as verify_module
 from understudy.sampling.grammar import GrammarState
 from understudy.sampling.noise import NoiseKey
 from understudy.sampling.processors import Sampler
@@ -71,7 +72,7 @@ def accepts_any_child(patch: Patch) -> None:
             node = right if right is not None else _any_child(draft, node)
             yield Word(token, row, node)
 
-    patch.setattr(engine_module, "walk", walk)
+    patch.setattr(verify_module, "walk", walk)
 
 
 def emits_the_drafts_token(patch: Patch) -> None:
@@ -84,7 +85,7 @@ def emits_the_drafts_token(patch: Patch) -> None:
             node = _any_child(draft, node)
             yield Word(token if node is None else draft.tokens[node], row, node)
 
-    patch.setattr(engine_module, "walk", walk)
+    patch.setattr(verify_module, "walk", walk)
 
 
 def emits_no_bonus_after_a_rejection(patch: Patch) -> None:
@@ -97,7 +98,7 @@ def emits_no_bonus_after_a_rejection(patch: Patch) -> None:
             node = draft.child(node, token)
             yield Word(token, 0, node)
 
-    patch.setattr(engine_module, "walk", walk)
+    patch.setattr(verify_module, "walk", walk)
 
 
 # The noise key.
@@ -249,7 +250,7 @@ def checks_for_a_stop_once_per_step(patch: Patch) -> None:
         verdict = Verdict(proposal.bought)
         if not share.reaches_end:
             return verdict
-        for word in engine_module.walk(proposal.bought, lambda row: share.sequence.draw(answer, row)):
+        for word in verify_module.walk(proposal.bought, lambda row: share.sequence.draw(answer, row)):
             verdict.words.append(word)
             goes_on = share.sequence.append(word.token)
         verdict.cut = not goes_on

@@ -190,7 +190,7 @@ def buying_all(offers: StatedOffers, *_: object, **__: object) -> Decision:
 def test_a_broken_engine_is_found(
     measure: Callable[..., dict[str, Any]], run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("understudy.engine.engine.walk", believing_walk)
+    monkeypatch.setattr("understudy.sampling.verify.walk", believing_walk)
     free = CostModel({1: 1.0, 256: 1.0})  # rows cost nothing and promise much, so every draft is bought
     monkeypatch.setattr("understudy.assembly.measure_cost", lambda runner: free)
     monkeypatch.setattr("understudy.engine.drafting.decide", buying_all)

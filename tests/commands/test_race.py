@@ -116,7 +116,7 @@ def test_json_can_go_to_the_output(race: Run) -> None:
 
 
 def test_different_words_are_told(race: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("understudy.engine.engine.walk", believing_walk)
+    monkeypatch.setattr("understudy.sampling.verify.walk", believing_walk)
     code, out, _ = race("--classes", "code", "--temperature", 2, "--max-tokens", 64, "--num-prompts", 2)
     assert code == 1
     assert "NOT the same text" in out.splitlines()[-1]

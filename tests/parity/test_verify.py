@@ -94,8 +94,8 @@ def test_a_report_can_be_written_and_shown(report: Report, cases: CaseSet) -> No
 @pytest.mark.parametrize(
     ("place", "broken", "setting", "fields"),
     [
-        ("understudy.engine.engine.walk", believing_walk, PLAIN_CHAIN, {"token_ids", "text", "logprobs"}),
-        ("understudy.engine.engine.walk", believing_walk, HARDEST, {"token_ids", "text", "logprobs"}),
+        ("understudy.sampling.verify.walk", believing_walk, PLAIN_CHAIN, {"token_ids", "text", "logprobs"}),
+        ("understudy.sampling.verify.walk", believing_walk, HARDEST, {"token_ids", "text", "logprobs"}),
         # wrong keys change every number, and with it some words
         ("understudy.kv.sequence.SequenceCache.keep", careless_keep, TREES, {"token_ids", "text", "logprobs"}),
     ],

@@ -41,7 +41,7 @@ from understudy.kv.prefix import PrefixCache
 from understudy.kv.sequence import SequenceCache
 from understudy.runtime.runner import Answer, Runner
 from understudy.sampling.grammar import GrammarCompiler, GrammarError, GrammarState
-from understudy.sampling.verify import Verdict, walk
+from understudy.sampling.verify import Verdict, words_along
 from understudy.text.detokenize import Detokenizer
 from understudy.text.tokenizer import Tokenizer
 
@@ -203,8 +203,7 @@ class Engine:
         self, shares: list[Share], proposals: list[Proposal], reason: str, *, plain: Load, started_s: float
     ) -> Underway:
         launched = self._clock()
-        showing, switches = self._drafting.showing, self._drafting.switches
-        is_shown = [showing.wants(share.sequence, switches) for share in shares]
+        is_shown = self._drafting.showing.wants(shares, self._drafting.switches)
         works = [work_of(*item) for item in zip(shares, proposals, is_shown, strict=True)]
         load = load_of(shares, proposals, plain)
         flight = self._runner.launch(works)
@@ -225,7 +224,7 @@ class Engine:
         self._landed_s = landed
         # the others have ended while this pass was on its way
         alive = [index for index, share in enumerate(shares) if share.sequence.finish_reason is None]
-        if any(work.scored for work in underway.works):
+        if any([work.scored for work in underway.works]):  # noqa: C419 - of hundreds, it is faster
             answers = [score(*item) for item in zip(shares, underway.works, answers, strict=True)]
         verdicts = [self._verify(*item) for item in zip(shares, proposals, answers, strict=True)]
         self._time_words(sum([len(verdict.words) for verdict in verdicts]), self._clock() - landed)
@@ -315,7 +314,7 @@ class Engine:
         if not share.reaches_end or sequence.finish_reason is not None:
             return verdict
         try:
-            for word in walk(proposal.bought, partial(sequence.draw, answer)):
+            for word in words_along(proposal.bought, partial(sequence.draw, answer)):
                 verdict.words.append(word)
                 if not sequence.append(word.token, "" if word.node is None else verdict.draft.sources[word.node]):
                     verdict.cut = True

@@ -79,9 +79,11 @@ class Showing:
         """All that any of them wants to see."""
         self._columns = [[self.layers.index(layer) for layer in drafter.feature_layers] for drafter in self._drafters]
 
-    def wants(self, sequence: Sequence, switches: Switches) -> bool:
-        """Whether anybody would look at a sequence's rows."""
-        return bool(self._drafters) and any(self._sees(drafter, sequence, switches) for drafter in self._drafters)
+    def wants(self, shares: Items[Share], switches: Switches) -> list[bool]:
+        """Whether anybody would look at each sequence's rows."""
+        if not self._drafters:
+            return [False] * len(shares)
+        return [any(self._sees(drafter, share.sequence, switches) for drafter in self._drafters) for share in shares]
 
     def show(self, share: Share, answer: Answer, path: Items[int], switches: Switches, *, first: int) -> None:
         """Show the rows of a pass that become part of the text: those known, and the accepted nodes `path`.

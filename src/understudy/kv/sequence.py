@@ -85,7 +85,8 @@ class SequenceCache:
     def commit(self, num_rows: int, tokens: Sequence[int]) -> None:
         """Take the first `num_rows` rows beyond the length into the text `tokens`; let go of all behind them."""
         self.length += num_rows
-        self._shrink(-(-self.length // self._page_tokens))
+        if len(self.blocks) * self._page_tokens >= self.length + self._page_tokens:
+            self._shrink(-(-self.length // self._page_tokens))
         if self._prefix is None or self._node is None:
             return
         for index in range(self._num_cached_blocks, self.length // self._page_tokens):

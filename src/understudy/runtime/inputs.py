@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import accumulate, groupby
+from itertools import accumulate, chain, groupby
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -210,8 +210,10 @@ def _starts_of_groups(has_tail: tuple[bool, ...], most: int) -> tuple[int, ...]:
 
 
 def _tables(blocks: Sequence[Sequence[int]]) -> Ints:
-    width = max(map(len, blocks))
-    return np.array([[*line, *[0] * (width - len(line))] for line in blocks], np.int32)
+    lengths = [len(line) for line in blocks]
+    table = np.zeros((len(lengths), max(lengths)), np.int32)
+    table[np.arange(table.shape[1]) < np.array(lengths)[:, None]] = list(chain.from_iterable(blocks))
+    return table
 
 
 def _to_arrays(building: _Building, blocks: Sequence[Sequence[int]]) -> Rows:

@@ -20,7 +20,7 @@ drawn, and stops taking at a stop condition. What was not taken was never said.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -44,6 +44,11 @@ def walk(draft: Draft, sample: Callable[[int], int]) -> Iterator[Word]:
         token = sample(row)
         node = draft.child(node, token)
         yield Word(token, row, node)
+
+
+def words_along(draft: Draft, sample: Callable[[int], int]) -> Iterable[Word]:
+    """`walk`, and the one word of it at once where there is no draft: hundreds of texts may have none."""
+    return walk(draft, sample) if draft.tokens else [Word(sample(0), 0, None)]
 
 
 @dataclass(slots=True)

@@ -62,6 +62,11 @@ class Detokenizer:
     def _decoded(self, added: bytes) -> str:
         if added and self._drop_space:
             added, self._drop_space = added.removeprefix(b" "), False
+        if not self._decoder.buffer:
+            try:
+                return added.decode()
+            except UnicodeDecodeError:  # a character is not whole yet, or will never be one
+                pass
         return self._decoder.decode(added)
 
     def finish(self) -> str:
