@@ -31,11 +31,14 @@ SHAPES = {
         "output": (49152, 576),
     },
 }  # fmt: skip
-ROWS = (1, 4, 8, 16, 32, 64, 128, 256)
+ROWS = (1, 4, 8, 16, 32, 64, 128, 256, 512)
 COLD_BYTES = 400_000_000
 """Weights that one measurement reads: several times the GPU's cache."""
 MOST_COPIES = 100
-TILES = (Tile(64, 16, 32, 4, 3), Tile(64, 32, 64, 4, 3), Tile(64, 64, 64, 4, 3), Tile(128, 64, 64, 8, 3))
+TILES = (
+    *(Tile(64, 16, 32, 4, 3), Tile(64, 32, 64, 4, 3), Tile(64, 64, 64, 4, 3), Tile(128, 64, 64, 8, 3)),
+    *(Tile(64, 16, 32, 4, 3, by_box=True), Tile(128, 128, 64, 4, 3, by_box=True)),
+)
 
 
 def seconds(work: Callable[[], object], *, repeats: int = 9) -> float:
@@ -58,8 +61,8 @@ def seconds(work: Callable[[], object], *, repeats: int = 9) -> float:
 
 
 def is_exact(linear: Linear | GatedLinear, num_inputs: int) -> bool:
-    """Whether 1 to 256 rows, and every tile, give the bits that 256 rows give."""
-    x = torch.randn(256, num_inputs, device="cuda", dtype=torch.bfloat16)
+    """Whether 1 to 256 rows and some more, and every tile, give the bits that 512 rows give."""
+    x = torch.randn(512, num_inputs, device="cuda", dtype=torch.bfloat16)
     whole = linear(x)
     rows_first = whole if whole.dim() == 2 else whole.transpose(0, 1)
 
@@ -67,7 +70,7 @@ def is_exact(linear: Linear | GatedLinear, num_inputs: int) -> bool:
         found = found if found.dim() == 2 else found.transpose(0, 1)
         return torch.equal(found, rows_first[: found.shape[0]])
 
-    return all(same(linear(x[:count].contiguous())) for count in range(1, 257)) and all(
+    return all(same(linear(x[:count].contiguous())) for count in (*range(1, 257), 300, 384)) and all(
         same(linear(x[:count].contiguous(), tile=tile)) for tile in TILES for count in (1, 5, 100, 256)
     )
 
