@@ -6,6 +6,7 @@ Whatever is drafted beside, whoever is served, however little room there is.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -16,10 +17,11 @@ from tests.engine.checks import SEED
 from tests.engine.engines import PAGE, new_engine, run_alone, steps
 from tests.engine.recorder import Floats, Recorder
 from understudy.assembly import Target
+from understudy.core.draft import Draft
 from understudy.core.events import Event, Fallback
 from understudy.core.request import Request, SamplingParams, Speculation
 from understudy.core.switches import ALL_ON, OFF
-from understudy.drafters.base import Context
+from understudy.drafters.base import Budget, Context
 from understudy.engine.engine import Engine
 from understudy.kernels.interface import NORMED, FeatureBuffer
 
@@ -107,6 +109,88 @@ def test_nothing_is_shown_of_a_text_that_is_not_drafted_for(
     assert not recorder.seen
     with pytest.raises(TypeError):
         run_alone(new_engine(llama, drafters=[recorder]), ask())
+
+
+class Knower(Recorder):
+    """Guesses the next word, and is right."""
+
+    def __init__(self, *layers: int, answers: dict[tuple[int, ...], list[int]]) -> None:
+        super().__init__(*layers)
+        self._answers = answers
+
+    def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
+        super().propose(contexts, budgets)
+        return [Draft.chain(self._next(context.tokens), confidence=[0.9], source=self.name) for context in contexts]
+
+    def _next(self, tokens: list[int]) -> list[int]:
+        count = len(next(iter(self._answers)))
+        return [self._answers[tuple(tokens[:count])][len(tokens) - count]]
+
+
+class Hall:
+    """Many texts at once, again and again, beside a drafter that sees; after 20 idle steps texts hide for 45."""
+
+    def __init__(self, target: Target, patch: pytest.MonkeyPatch, recorder: Recorder) -> None:
+        patch.setattr("understudy.engine.showing._IDLE_STEPS", 20)
+        patch.setattr("understudy.engine.showing._REST_STEPS", 45)
+        self.recorder = recorder
+        self.engine = new_engine(target, drafters=[recorder], prefix_cache=False)
+
+    def shown(self, *requests: Request) -> list[bool]:
+        """Answer them together, in some 24 steps; whether each was shown."""
+        ids = [sequence.sequence_id for request in requests for sequence in self.engine.submit(request)]
+        for _ in steps(self.engine):
+            pass
+        return [sequence_id in self.recorder.seen for sequence_id in ids]
+
+
+def many(**more: object) -> list[Request]:
+    return [ask(number, length=9, **more) for number in range(12)]
+
+
+def test_where_many_are_served_and_nothing_is_guessed_texts_begin_hidden(
+    llama: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hall = Hall(llama, monkeypatch, Recorder(1))
+    assert all(hall.shown(*many()))
+    num_asked = hall.recorder.num_asked
+    assert num_asked
+    forced = replace(ask(12, length=9), speculation=Speculation(forced=True))
+    named = replace(ask(13, length=9), speculation=Speculation(drafter="recorder"))
+    *hidden, is_forced_shown, is_named_shown = hall.shown(*many(), forced, named)
+    assert not any(hidden)
+    assert is_forced_shown
+    assert is_named_shown
+    assert hall.recorder.num_asked - num_asked < 2 * 24, "nobody is asked about what he does not see"
+    assert all(hall.shown(ask(0, length=9))), "few are always shown"
+    assert all(hall.shown(*many(workload_class="another"))), "other classes may be guessed better"
+    assert not any(hall.shown(*many()))
+    assert all(hall.shown(*many())), "the rest is over"
+    hall.recorder.check(llama, may_skip=False)
+
+
+def test_a_hidden_text_is_seen_when_few_are_left(llama: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    hall = Hall(llama, monkeypatch, Recorder(1))
+    hall.shown(*many())
+    short = [replace(request, sampling=replace(request.sampling, max_tokens=8)) for request in many()[:8]]
+    assert hall.shown(*short, *many()[8:]) == [False] * 8 + [True] * 4
+
+
+def test_texts_whose_guesses_are_bought_are_not_hidden(llama: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = {request.prompt_ids: run_alone(new_engine(llama), request)[0].token_ids for request in many()}
+    hall = Hall(llama, monkeypatch, Knower(1, answers=answers))
+    for _ in range(6):
+        assert all(hall.shown(*many()))
+
+
+@pytest.mark.parametrize("how", ["switched off", "not wanted"])
+def test_steps_in_which_nobody_may_guess_hide_nothing(llama: Target, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    hall = Hall(llama, monkeypatch, Recorder(1))
+    hall.engine.switch(OFF if how == "switched off" else ALL_ON)
+    for _ in range(2):
+        assert not any(hall.shown(*many(speculation=Speculation(enabled=how == "switched off"))))
+    hall.engine.switch(ALL_ON)
+    assert all(hall.shown(*many()))
 
 
 def test_nothing_is_shown_while_speculation_is_switched_off(llama: Target) -> None:

@@ -75,6 +75,15 @@ def test_parts_are_sums_of_neighbouring_inputs() -> None:
         np.testing.assert_allclose(found[part], expected, rtol=1e-4, atol=1e-4)
 
 
+def test_what_cannot_be_described_as_a_box_is_fetched_by_address() -> None:
+    weight, tile = draws(128, 64), Tile(64, 16, 64, 4, 3, by_box=True)
+    crooked = torch.cat([weight.new_zeros(3), draws(4 * 64, seed=1)])[3:].view(4, 64)
+    assert crooked.data_ptr() % 16
+    linear = packed(weight)
+    assert torch.equal(linear(crooked, tile=tile), linear(crooked.clone(), tile=tile))
+    assert linear(crooked[:0], tile=tile).shape[1:] == (0, 128)
+
+
 @pytest.mark.parametrize(("num_features", "num_inputs"), [(128, 64), (100, 96)])
 def test_gated(num_features: int, num_inputs: int) -> None:
     gate, up, x = (
@@ -100,9 +109,10 @@ def test_1_to_256_rows_of_real_shapes(num_outputs: int, num_inputs: int) -> None
 def test_1_to_256_rows_of_real_gates_and_prompts(num_features: int, num_inputs: int) -> None:
     gate, up = draws(num_features, num_inputs), draws(num_features, num_inputs, seed=1)
     linear, x = GatedLinear.pack(gate, up, device=DEVICE, dtype=DTYPE), draws(1100, num_inputs, seed=2)
-    whole = check_rows(linear, x[:256].contiguous())
-    for count in (257, 384, 385, 512, 513, 1024, 1100):
-        assert torch.equal(linear(x[:count].contiguous())[:256], whole), count
+    check_rows(linear, x[:256].contiguous())
+    whole = linear(x)
+    for count in (1, 64, 128, 256, 257, 384, 385, 512, 513, 1024):
+        assert torch.equal(linear(x[:count].contiguous()), whole[:count]), count
 
 
 @pytest.mark.gpu
@@ -117,9 +127,10 @@ def test_prompts_of_real_shapes(num_outputs: int, num_inputs: int) -> None:
 
 @pytest.mark.gpu
 @needs_gpu
-def test_fp16_and_a_prompt_of_777_rows() -> None:
-    linear = Linear.pack(draws(960, 576), device=DEVICE, dtype=torch.float16)
-    x = draws(777, 576, seed=1, dtype=torch.float16)
+@pytest.mark.parametrize(("num_outputs", "num_inputs"), [(960, 576), *LLAMA])
+def test_fp16_and_a_prompt_of_777_rows(num_outputs: int, num_inputs: int) -> None:
+    linear = Linear.pack(draws(num_outputs, num_inputs), device=DEVICE, dtype=torch.float16)
+    x = draws(777, num_inputs, seed=1, dtype=torch.float16)
     whole = linear(x)
     for count in (1, 4, 255, 256, 257, 511, 777):
         assert torch.equal(linear(x[:count].contiguous()), whole[:, :count])

@@ -16,6 +16,7 @@ from understudy.core.events import Event, Fallback
 from understudy.core.request import SamplingParams, Speculation
 from understudy.core.weights import WEIGHTS_ON, WeightType
 from understudy.kernels import cpu_attention
+from understudy.kernels.cpu import CpuKernels
 from understudy.kernels.cpu_int8 import Int8Linear
 from understudy.kernels.cpu_linear import Linear
 from understudy.llm import LLM
@@ -33,9 +34,9 @@ def loaded(folder: Path, weights: WeightType = "fp32") -> tuple[Target, list[Eve
     return load_target(folder, weights=weights, num_threads=1, emit=events.append), events
 
 
-def make_linear_uneven(patch: pytest.MonkeyPatch, kind: type = Linear) -> None:
+def make_linear_uneven(patch: pytest.MonkeyPatch, kind: type = Linear, *, from_rows: int = 2) -> None:
     call = kind.__call__
-    patch.setattr(kind, "__call__", lambda self, x: call(self, x) * np.float32(1 + 1e-6 * (len(x) > 1)))
+    patch.setattr(kind, "__call__", lambda self, x: call(self, x) * np.float32(1 + 1e-6 * (len(x) >= from_rows)))
 
 
 def make_attention_uneven(patch: pytest.MonkeyPatch) -> None:
@@ -71,6 +72,17 @@ def test_a_sound_machine_passes(folder: Path, weights: WeightType) -> None:
     target, events = loaded(folder, weights)
     assert target.is_row_invariant
     assert not [event for event in events if isinstance(event, Fallback) and event.what == "the self-test"]
+
+
+def test_layers_that_are_uneven_with_many_rows_are_found_where_many_are_computed_otherwise(folder: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        make_linear_uneven(patch, Linear, from_rows=64)
+        assert loaded(folder)[0].is_row_invariant, "few rows show nothing"
+        patch.setattr(CpuKernels, "sizes_apart", (48, 96))
+        assert not loaded(folder)[0].is_row_invariant
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CpuKernels, "sizes_apart", (48, 96))
+        assert loaded(folder)[0].is_row_invariant
 
 
 def test_uneven_layers_of_8_bits_are_found(folder: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from understudy.core.draft import EMPTY, ROOT, Draft
-from understudy.sampling.verify import Verdict, Word, walk
+from understudy.sampling.verify import Verdict, Word, walk, words_along
 
 Text = tuple[int, ...]
 Target = Callable[[Text], int]
@@ -206,3 +206,16 @@ class TestVerdict:
         assert verdict.num_accepted + verdict.num_rejected == draft.depth
         assert len(verdict.words) == verdict.num_accepted + 1
         assert verdict.path == list(draft.path(verdict.path[-1]) if verdict.path else ())
+
+
+def test_the_short_way_without_a_draft_says_the_word_of_the_walk() -> None:
+    called: list[int] = []
+
+    def sample(row: int) -> int:
+        called.append(row)
+        return 5
+
+    assert list(words_along(EMPTY, sample)) == list(walk(EMPTY, lambda row: 5))
+    assert called == [0]
+    draft = Draft.chain([5, 6], confidence=[1.0, 1.0], source="test")
+    assert list(words_along(draft, sample)) == list(walk(draft, lambda row: 5))

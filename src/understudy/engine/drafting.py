@@ -207,9 +207,9 @@ class Drafting:
         return [proposal.with_words(words) for proposal in proposals] if words else proposals
 
     def _kind(self, sequences: Items[Sequence]) -> str:
-        """The kind of a step, by which it is learned whether asking pays: that differs where rare drafters speak."""
-        count = len(sequences)
-        kind = f"{count} sequences" if count > 1 else self._classes.known(sequences[0].request.workload_class)
+        """The kind of a step, by number of texts, by which it is learned whether asking pays, and by rare drafters."""
+        most = 1 << (len(sequences) - 1).bit_length()
+        kind = f"up to {most} sequences" if most > 1 else self._classes.known(sequences[0].request.workload_class)
         has_rare = any(map(self._asking.is_concerned, sequences))
         return f"{kind}, with a grammar or a prediction" if has_rare else kind
 

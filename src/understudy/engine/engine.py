@@ -230,8 +230,7 @@ class Engine:
         self._time_words(sum([len(verdict.words) for verdict in verdicts]), self._clock() - landed)
         if not underway.is_counted_on and not self._scheduler.waiting:  # else the next pass drafts nothing
             self._drafting.early.begin([share.sequence for share in shares], self._drafting.switches)
-        layers = self._drafting.showing.layers
-        for index in [index for index in alive if layers or proposals[index].scouts.tokens]:
+        for index in [i for i in alive if answers[i].features is not None or proposals[i].scouts.tokens]:
             self._drafting.learn(
                 shares[index], proposals[index], answers[index], verdicts[index].path, first=underway.starts[index]
             )
@@ -334,6 +333,7 @@ class Engine:
                 self._drafting.observe(share.sequence, proposal, words, verdict.path)
         if not has_drafters:
             return
+        self._drafting.showing.count(underway.shares, underway.works, underway.proposals)
         if self._runner.num_firsts == underway.num_firsts:
             self._settle(underway, verdicts)
         else:

@@ -25,6 +25,9 @@ _NO_ROWS = range(0)
 class Sequence:
     """A text that grows. `tokens` is all of it; the cache holds keys and values of its first `cache.length`."""
 
+    is_hidden = False
+    """Whether drafters see none of its hidden states at present: see showing.py."""
+
     def __init__(
         self,
         sequence_id: int,

@@ -6,7 +6,9 @@ is computed again after a preemption was seen before. Positions that were not co
 cache), or while a drafter had no say, are left out and stay so; a drafter is told where each row stands. On a device
 the states stay where they are, and the drafter is told which rows of a pass it may read.
 
-Where no drafter asks for them, nothing is copied.
+Where no drafter asks for them, nothing is copied. To show the words of many texts takes the host longer than some steps
+last, so where many are served and no guess was bought for a class for long, its texts begin hidden, and stay so while
+many are served.
 """
 
 from __future__ import annotations
@@ -18,14 +20,24 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from understudy.control.classes import ClassNames
 from understudy.core.events import EventSink, Fallback
 from understudy.core.switches import Switches
 from understudy.drafters.base import Drafter, FeatureDrafter
 from understudy.engine.asking import Asking
+from understudy.engine.proposal import Proposal
 from understudy.engine.scheduler import Share
 from understudy.engine.sequence import Sequence
 from understudy.kernels.interface import NORMED, ShownRows
+from understudy.runtime.inputs import Work
 from understudy.runtime.runner import Answer, Runner
+
+_FEW_TEXTS = 8
+"""So many are always shown."""
+_IDLE_STEPS = 1024
+"""After so many steps, with about as many texts, in which nothing was bought for a class, texts of it begin hidden."""
+_REST_STEPS = 8192
+"""For so many steps: those that begin then are shown again."""
 
 
 def without_blind(drafters: Items[Drafter], runner: Runner, emit: EventSink) -> list[Drafter]:
@@ -78,12 +90,55 @@ class Showing:
         self.layers = tuple(sorted({layer for drafter in self._drafters for layer in drafter.feature_layers}))
         """All that any of them wants to see."""
         self._columns = [[self.layers.index(layer) for layer in drafter.feature_layers] for drafter in self._drafters]
+        self._names = frozenset(drafter.name for drafter in self._drafters)
+        self._classes = ClassNames()
+        self._num_idle: dict[tuple[str, int], int] = {}  # steps, by kind
 
     def wants(self, shares: Items[Share], switches: Switches) -> list[bool]:
         """Whether anybody would look at each sequence's rows."""
         if not self._drafters:
             return [False] * len(shares)
-        return [any(self._sees(drafter, share.sequence, switches) for drafter in self._drafters) for share in shares]
+        return [self._is_wanted(share.sequence, len(shares), switches) for share in shares]
+
+    def _is_wanted(self, sequence: Sequence, num_texts: int, switches: Switches) -> bool:
+        if sequence.is_hidden and num_texts > _FEW_TEXTS:
+            return False
+        if not any(self._sees(drafter, sequence, switches) for drafter in self._drafters):
+            return False
+        is_new = not sequence.num_shown and not sequence.num_generated
+        sequence.is_hidden = is_new and self._rests(sequence, num_texts)
+        return not sequence.is_hidden
+
+    def _rests(self, sequence: Sequence, num_texts: int) -> bool:
+        """Whether no guess was bought of late for texts like this one, among so many, and nobody insists on any."""
+        speculation = sequence.request.speculation
+        insists = speculation.forced or speculation.drafter in self._names
+        return (
+            num_texts > _FEW_TEXTS
+            and not insists
+            and self._num_idle.get(self._kind(sequence, num_texts), 0) >= _IDLE_STEPS
+        )
+
+    def _kind(self, sequence: Sequence, num_texts: int) -> tuple[str, int]:
+        """A class, and a number of texts as a power of two."""
+        return self._classes.known(sequence.request.workload_class), (num_texts - 1).bit_length()
+
+    def count(self, shares: Items[Share], works: Items[Work], proposals: Items[Proposal]) -> None:
+        """Count a step of many texts: for which classes a guess from hidden states could have been bought, and was.
+
+        Beside a prompt nothing is drafted, so such a step says nothing; nor do those whose drafts are forced.
+        """
+        if len(shares) <= _FEW_TEXTS or not self._drafters or any(share.num_known > 1 for share in shares):
+            return
+        is_bought: dict[tuple[str, int], bool] = {}
+        for share, work, proposal in zip(shares, works, proposals, strict=True):
+            sequence = share.sequence
+            if (work.wants_features or sequence.is_hidden) and not sequence.request.speculation.forced:
+                kind = self._kind(sequence, len(shares))
+                is_bought[kind] = is_bought.get(kind, False) or not self._names.isdisjoint(proposal.bought.sources)
+        for kind, was_bought in is_bought.items():
+            num_idle = 0 if was_bought else self._num_idle.get(kind, 0) + 1
+            self._num_idle[kind] = num_idle % (_IDLE_STEPS + _REST_STEPS)
 
     def show(self, share: Share, answer: Answer, path: Items[int], switches: Switches, *, first: int) -> None:
         """Show the rows of a pass that become part of the text: those known, and the accepted nodes `path`.

@@ -54,6 +54,7 @@ class CpuKernels:
     head_dim_multiple = LANES
     tails_alone = False
     rows_per_step = 256
+    sizes_apart: tuple[int, ...] = ()
     number_bytes = 4
     output_weights: WeightType = "fp32"
 

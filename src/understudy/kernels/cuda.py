@@ -94,6 +94,7 @@ class CudaKernels:
     def __init__(self, *, device: str = "cuda", dtype: torch.dtype = torch.bfloat16) -> None:
         assert dtype in (torch.bfloat16, torch.float16)
         self.device = torch.device(device)
+        self.sizes_apart: tuple[int, ...] = (128, 256, 512) if self.device.type == "cuda" else ()
         self.use_graphs = self.device.type == "cuda" and os.environ.get(GRAPHS_OFF) != "1"
         self.dtype = dtype
         self.output_weights: WeightType = "bf16" if dtype == torch.bfloat16 else "fp16"

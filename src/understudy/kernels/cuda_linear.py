@@ -10,8 +10,9 @@ whatever the tile. That was measured, with `torch.equal`; the tests and the star
 The result is left in parts, [parts, rows, outputs] in fp32. Whoever reads it next adds the parts in order, which saves
 a launch for each layer: the norm, the rotation and the gate in cuda_ops all begin so.
 
-With many rows a step's weights and rows are fetched as whole boxes, through descriptors of the two matrices: what
-lies beyond an edge comes as zeros, and no thread computes an address. The products and their order are the same.
+Where there are many rows, or outputs, a step's weights and rows are fetched as whole boxes, through descriptors of the
+two matrices: what lies beyond an edge comes as zeros, and no thread computes addresses of what it multiplies. The
+products and their order are the same.
 
 Weights are the left operand, with 64 to 256 outputs to a tile, and rows the right one: a tensor core takes 64 lines on
 the left but as few as 8 on the right, so that few rows waste little.
@@ -131,13 +132,12 @@ class GatedLinear:
 
 
 def _boxes(x: Tensor, weight: Tensor, tile: Tile) -> tuple[TensorDescriptor | None, TensorDescriptor | None]:
-    """Descriptors of rows and weights for a tile that is fetched by boxes."""
-    if not tile.by_box:
+    """Descriptors of rows and weights for a tile that is fetched by boxes; none where a box cannot be described."""
+    lines = (x, tile.rows), (weight, tile.outputs)
+    if not tile.by_box or any(not len(one) or one.data_ptr() % 16 or one.shape[1] % 8 for one, _ in lines):
         return None, None
-    return (
-        TensorDescriptor.from_tensor(x, [tile.rows, tile.inputs]),
-        TensorDescriptor.from_tensor(weight, [tile.outputs, tile.inputs]),
-    )
+    boxes = [TensorDescriptor(one, list(one.shape), [one.shape[1], 1], [num, tile.inputs]) for one, num in lines]
+    return boxes[0], boxes[1]
 
 
 @triton.jit

@@ -193,6 +193,8 @@ class Kernels(Protocol):
     """Whether rows with tails are best read one by one: see kernels/rows.py"""
     rows_per_step: int
     """Rows of a pass, prompts and all, up to which each further one is cheaper, and which nobody minds waiting for"""
+    sizes_apart: tuple[int, ...]
+    """Numbers of rows that are computed in pieces of another size than few rows are: the self-test tries them"""
     number_bytes: int
     """Memory of one number of the cache"""
     output_weights: WeightType

@@ -1,8 +1,9 @@
 """The start-up proof that this machine computes rows alike: on the real weights, in a third of a second.
 
 A short text that crosses a page is computed once at a stretch, then row by row, then as the nodes of a tree among
-decoys. The logits must be equal, not close. A model with sliding windows is tested again with narrow ones, since a
-window of thousands of tokens would never be left in so short a text.
+decoys, then beside another text that is as long as a device wants it to compute rows otherwise. The logits must be
+equal, not close. A model with sliding windows is tested again with narrow ones, since a window of thousands of tokens
+would never be left in so short a text.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ def is_row_invariant(decoder: Decoder, page_tokens: int) -> bool:
 
 
 def _is_row_invariant(decoder: Decoder, page_tokens: int) -> bool:
-    runner = Runner(decoder, num_blocks=_NUM_BLOCKS, page_tokens=page_tokens)
+    num_blocks = _NUM_BLOCKS + -(-max(decoder.kernels.sizes_apart, default=0) // page_tokens)
+    runner = Runner(decoder, num_blocks=num_blocks, page_tokens=page_tokens)
     vocab_size = decoder.config.vocab_size
     text = [(7 + 31 * i) % vocab_size for i in range(page_tokens + _NUM_TAIL)]
     known, tail = text[: -_NUM_TAIL + 1], text[-_NUM_TAIL + 1 :]
@@ -40,16 +42,24 @@ def _is_row_invariant(decoder: Decoder, page_tokens: int) -> bool:
     one_by_one = _logits(runner, [(known[:-1], EMPTY), *(([token], EMPTY) for token in text[-_NUM_TAIL:])])[1:]
     tree, places = _among_decoys(tail, vocab_size)
     in_a_tree = _logits(runner, [(known, tree)])[[0, *(place + 1 for place in places)]]
-    return all(np.array_equal(at_a_stretch.view(np.int32), other.view(np.int32)) for other in (one_by_one, in_a_tree))
+    beside = [_logits(runner, [(known, chain)], num_rows=count) for count in decoder.kernels.sizes_apart]
+    others = one_by_one, in_a_tree, *beside
+    return all(np.array_equal(at_a_stretch.view(np.int32), other.view(np.int32)) for other in others)
 
 
-def _logits(runner: Runner, passes: list[tuple[list[int], Draft]]) -> Floats:
-    """The logits of all passes over one fresh sequence, one below the other."""
-    cache = SequenceCache(BlockPool(_NUM_BLOCKS), runner.page_tokens, None, "")
+def _logits(runner: Runner, passes: list[tuple[list[int], Draft]], num_rows: int = 0) -> Floats:
+    """The logits of all passes over one fresh sequence, one below the other; another fills each up to `num_rows`."""
+    pool = BlockPool(runner.num_blocks)
+    cache = SequenceCache(pool, runner.page_tokens, None, "")
     found = []
     for known, draft in passes:
-        cache.reserve(len(known) + len(draft))
-        found.append(runner.forward([Work(cache, known, draft, wants_logits=True)])[0])
+        works = [Work(cache, known, draft, wants_logits=True)]
+        cache.reserve(works[0].num_rows)
+        if num_rows > works[0].num_rows:
+            other = SequenceCache(pool, runner.page_tokens, None, "")
+            works.append(Work(other, [0] * (num_rows - works[0].num_rows), EMPTY, wants_logits=False))
+            other.reserve(works[1].num_rows)
+        found.append(runner.forward(works)[0])
         cache.commit(len(known), [])
     return np.concatenate(found)
 
