@@ -30,11 +30,13 @@ MOST_READ_ROWS = 256
 _PROBING_SHARE = 0.01
 """Share of plain time that may be spent on drafters whose plan says no."""
 _LENGTH_WEIGHT = 0.2
-_LEAST_SKIPPED, _MOST_SKIPPED = 7, 127
-_MOST_KINDS = 256
-_NET_WEIGHT = 0.1
 _LEAST_LOSS = 0.005
-"""Less than this share of a step is not worth resting for."""
+"""Share of a step that asking may take in vain: less than that is not worth resting for."""
+_MOST_SAVED = 0.25
+"""Steps that good times may pay for bad ones."""
+_MOST_SKIPPED = 127
+"""Steps for which nobody is asked at a time."""
+_MOST_KINDS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,28 +197,26 @@ class Worth:
     """Whether asking drafters at all pays for the time that asking takes.
 
     A drafter that costs microseconds is not free where a step takes milliseconds and holds many sequences of which few
-    gain. What a step was expected to save is held against the time spent on finding out; while that does not
-    pay, only every so manyth step asks: the fewer, the more that loses.
+    gain. So there is a balance for each kind of step: what asking took is taken from it, what it was expected to save
+    and a small share of every step are paid in. While it is below zero nobody is asked.
     """
 
     def __init__(self) -> None:
-        self._net: dict[str, float] = {}  # by kind of step: share of it saved by asking, less the share spent
-        self._num_skipped: dict[str, int] = {}
+        self._balances: dict[str, float] = {}  # in plain steps
 
     def asks(self, kind: str) -> bool:
-        """Whether to ask in a step of this kind."""
-        net, num_skipped = self._net.get(kind, 0.0), self._num_skipped.get(kind, 0)
-        if net >= -_LEAST_LOSS or num_skipped >= min(_MOST_SKIPPED, max(_LEAST_SKIPPED, -net / _LEAST_LOSS)):
-            self._num_skipped.pop(kind, None)  # kinds come from outside: only those that are known are kept
+        """Whether to ask in a step of this kind. To be asked once for each step."""
+        balance = self._balances.get(kind)
+        if balance is None:  # kinds come from outside: only those that are known are kept
             return True
-        self._num_skipped[kind] = num_skipped + 1
-        return False
+        self._balances[kind] = balance = min(_MOST_SAVED, balance + _LEAST_LOSS)
+        return balance >= 0.0
 
     def observe(self, kind: str, *, saved: float, spent: float) -> None:
         """Count a step that asked: the shares of a plain step that it was expected to save, and that asking took."""
-        if kind in self._net or len(self._net) < _MOST_KINDS:
-            known = self._net.get(kind, 0.0)
-            self._net[kind] = known + _NET_WEIGHT * (saved - spent - known)
+        if kind in self._balances or len(self._balances) < _MOST_KINDS:
+            balance = self._balances.get(kind, 0.0) + saved - spent
+            self._balances[kind] = max(-_LEAST_LOSS * _MOST_SKIPPED, min(_MOST_SAVED, balance))
 
 
 class AnswerLengths:

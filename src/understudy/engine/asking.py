@@ -20,7 +20,7 @@ from typing import TypeVar, cast
 
 from understudy.control.controller import Controller, by_class
 from understudy.control.cost import Load
-from understudy.core.draft import EMPTY, Draft, is_tree, is_well_typed
+from understudy.core.draft import EMPTY, ROOT, Draft, is_tree, is_well_typed
 from understudy.core.events import Decided, EventSink, Fallback
 from understudy.core.switches import Switches
 from understudy.drafters.base import AheadDrafter, Budget, Context, Drafter, PricedDrafter, RareDrafter
@@ -351,3 +351,13 @@ def budget_of(sequence: Sequence, switches: Switches, num_sequences: int = 1) ->
 def reaches(budget: Budget) -> bool:
     """Whether a budget leaves room for anything."""
     return budget.max_rows > 0 and budget.max_depth > 0
+
+
+def without_rivals(tree: Draft, certain: frozenset[str]) -> Draft:
+    """The tree without what facts rule out: beside a token that is certain, guesses would only lower its survival."""
+    facts = {parent: node for node, parent in enumerate(tree.parents) if tree.sources[node] in certain}
+    kept = {ROOT}
+    for node, parent in enumerate(tree.parents):
+        if parent in kept and facts.get(parent, node) == node:
+            kept.add(node)
+    return tree.keep(kept - {ROOT})

@@ -22,11 +22,11 @@ from understudy.control.policy import Decision, StatedOffers, decide, prepare
 from understudy.control.rules import START_DEPTH
 from understudy.control.stats import AcceptanceStats, survival_of
 from understudy.core.control import ControlView, Learned, Policy
-from understudy.core.draft import EMPTY, ROOT, Draft, merge
+from understudy.core.draft import EMPTY, Draft, merge
 from understudy.core.events import Decided, EventSink
 from understudy.core.switches import ALL_ON
 from understudy.drafters.base import Budget, Drafter
-from understudy.engine.asking import Asking, budget_of, reaches
+from understudy.engine.asking import Asking, budget_of, reaches, without_rivals
 from understudy.engine.early import Early
 from understudy.engine.pricing import Pricing
 from understudy.engine.proposal import DraftingTime, Proposal, Reading
@@ -36,6 +36,7 @@ from understudy.engine.sequence import Sequence
 from understudy.engine.showing import Showing
 from understudy.runtime.runner import Answer
 
+_BESIDE_A_PROMPT = "nothing is drafted beside a prompt"
 _REST_STEPS = 8
 """For which nothing is drafted for a text whose drafts have suddenly become wrong."""
 _PAYING_WORDS = 16
@@ -61,6 +62,7 @@ class Drafting:
         self._clock = clock
         self._lengths = AnswerLengths()
         self._worth = Worth()
+        self._weighed: str | None = None  # the kind of the last step, if it was
         self._classes = ClassNames()
         self._asking = Asking(drafters, vocab_size=vocab_size, emit=emit, clock=clock)
         allowance = Allowance()
@@ -111,15 +113,16 @@ class Drafting:
         self._left_s[name] = self._left_s.get(name, 0.0) + sequence.unpaid_s
         sequence.unpaid_s = 0.0
 
-    def reason_to_rest(self, sequences: Items[Sequence]) -> str:
+    def reason_to_rest(self, sequences: Items[Sequence], *, is_beside_prompt: bool = False) -> str:
         """Why no drafter is asked in the next step; empty if they are. To be asked once for each step."""
         if not self._asking.names:
             return "no drafter"
-        if not sequences:
-            return "nothing is drafted beside a prompt"
+        is_forced = any(sequence.request.speculation.forced for sequence in sequences)
+        if not sequences or (is_beside_prompt and not is_forced):
+            return _BESIDE_A_PROMPT
         if not any(reaches(budget_of(sequence, self.switches, len(sequences))) for sequence in sequences):
             return "speculation is off for every sequence of this step"
-        if any(sequence.request.speculation.forced for sequence in sequences):
+        if is_forced:
             return ""
         reason = self.controller.begin([sequence.sequence_id for sequence in sequences])
         if reason:
@@ -141,6 +144,7 @@ class Drafting:
         `has_to_ask`: it is known already that there is no reason to rest in this step. `idle_since_s`: since when a
         device waits; where nothing is asked the next pass is on its way by then, so that time is drafting's.
         """
+        self._weighed = None
         reason = "" if has_to_ask and sequences else self.reason_to_rest(sequences)
         if not reason and max_rows <= 0:
             reason = "no row is left"
@@ -194,7 +198,13 @@ class Drafting:
         """
         is_passed_on = any(decision.nodes) and not self._asking.are_free
         spent = 0.0 if is_passed_on else spent
-        self._worth.observe(self._kind(sequences), saved=1.0 - 1.0 / decision.gain, spent=spent)
+        self._weighed = self._kind(sequences)
+        self._worth.observe(self._weighed, saved=1.0 - 1.0 / decision.gain, spent=spent)
+
+    def waited(self, seconds: float, base: Load) -> None:
+        """Count for how long a device waited besides, until a pass without a draft was launched."""
+        if self._weighed is not None:
+            self._worth.observe(self._weighed, saved=0.0, spent=seconds / self._cost.step_s(base))
 
     def take_time(self) -> DraftingTime:
         """What proposing took since the last call."""
@@ -339,7 +349,7 @@ class Drafting:
             return filled[0], self.stats.group(request.workload_class, request.sampling.temperature)
         tree = merge([self._calibrated(sequence, draft) for draft in filled])
         if self._asking.is_concerned(sequence):
-            tree = _without_rivals(tree, self._asking.certain)
+            tree = without_rivals(tree, self._asking.certain)
         if len(tree) > budget.max_rows:
             survival = survival_of(tree)  # never larger than the parent's, who stands before its children
             tree = tree.keep(sorted(range(len(tree)), key=lambda node: -survival[node])[: budget.max_rows])
@@ -385,13 +395,3 @@ def _load(sequences: Items[Sequence], decision: Decision, base: Load) -> Load:
     lines = [(len(sequence.tokens), len(nodes)) for sequence, nodes in zip(sequences, decision.nodes, strict=True)]
     rows = sum(count for _, count in lines)
     return Load(base.rows + rows, base.keys, base.reads + sum(context * count for context, count in lines))
-
-
-def _without_rivals(tree: Draft, certain: frozenset[str]) -> Draft:
-    """The tree without what facts rule out: beside a token that is certain, guesses would only lower its survival."""
-    facts = {parent: node for node, parent in enumerate(tree.parents) if tree.sources[node] in certain}
-    kept = {ROOT}
-    for node, parent in enumerate(tree.parents):
-        if parent in kept and facts.get(parent, node) == node:
-            kept.add(node)
-    return tree.keep(kept - {ROOT})

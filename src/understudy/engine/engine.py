@@ -178,16 +178,19 @@ class Engine:
         if not shares:
             return None
         plain = plain_load(shares)
-        return self._launch(shares, *self._draft(shares, plain, idle_since_s), plain=plain, started_s=started)
+        underway = self._launch(shares, *self._draft(shares, plain, idle_since_s), plain=plain, started_s=started)
+        if idle_since_s is not None and underway.is_plain:
+            self._drafting.waited(self._clock() - underway.launched_s, plain)
+        return underway
 
     def _begin_ahead(self, underway: Underway) -> Underway | None:
         """Begin the next pass before the words of this one are seen, where nobody must look at them first."""
-        if not self._runner.draws or not underway.is_plain:
-            return None
         speaking = [share.sequence for share in underway.shares if share.reaches_end]
-        if any(sequence.dice is None for sequence in speaking):
+        if not self._runner.draws or not underway.is_plain or any(sequence.dice is None for sequence in speaking):
             return None
-        reason = self._drafting.reason_to_rest([s for s in speaking if s.finish_reason is None])
+        is_beside = self._scheduler.has_joiner or len(speaking) < len(underway.shares)
+        going_on = [sequence for sequence in speaking if sequence.finish_reason is None]
+        reason = self._drafting.reason_to_rest(going_on, is_beside_prompt=is_beside)
         if not reason:
             self._has_to_ask = True
             return None
@@ -196,8 +199,7 @@ class Engine:
         shares = self._scheduler.plan()
         if not shares:
             return None
-        proposals = [Proposal()] * len(shares)
-        return self._launch(shares, proposals, reason, plain=plain_load(shares), started_s=started)
+        return self._launch(shares, [Proposal()] * len(shares), reason, plain=plain_load(shares), started_s=started)
 
     def _launch(
         self, shares: list[Share], proposals: list[Proposal], reason: str, *, plain: Load, started_s: float

@@ -58,7 +58,7 @@ class Scheduler:
                 shares.append(Share(sequence, num_known, num_known == num_pending))
                 budget -= num_known
             index += 1
-        while budget and self.waiting and self._may_join(self.waiting[0]):
+        while budget and self.has_joiner:
             sequence = self.waiting.popleft()
             self.running.append(sequence)
             found = 0 if sequence.scores_prompt else sequence.cache.adopt_prefix(sequence.tokens)
@@ -70,6 +70,11 @@ class Scheduler:
             shares.append(Share(sequence, num_known, num_known == sequence.num_pending))
             budget -= num_known
         return shares
+
+    @property
+    def has_joiner(self) -> bool:
+        """Whether a waiting sequence could join in the next step, if there are rows for it."""
+        return bool(self.waiting) and self._may_join(self.waiting[0])
 
     def remove(self, sequence: Sequence) -> None:
         """Let go of a sequence that ended."""
