@@ -13,6 +13,8 @@ from tests.engine.engines import FixedCost, free_rows, steps
 from understudy.assembly import Target, build_engine, make_drafter
 from understudy.config import EngineConfig
 from understudy.control.cost import CostModel, Load
+from understudy.control.planning import Worth
+from understudy.core.draft import EMPTY
 from understudy.core.events import Event, Fallback, Preempted
 from understudy.core.request import Request, SamplingParams, Speculation
 from understudy.core.switches import Switches
@@ -318,6 +320,45 @@ def test_what_the_device_waited_for_before_it_was_asked_is_told(make: Maker) -> 
     assert told[0][0] is None, "nothing was under way"
     assert all(since_s == landed_s for since_s, landed_s in told[1:])
     assert len(told) > 3
+
+
+def test_beside_a_prompt_the_next_pass_begins_before_words_are_seen(make: Maker) -> None:
+    """Nothing would be drafted in it, so nobody need look at them first."""
+    scene = make(max_rows_per_step=8)
+    begun: list[str] = []
+    begin_ahead = scene.engine._begin_ahead
+
+    def noted(underway: Any) -> Any:
+        following = begin_ahead(underway)
+        begun.append(following.reason if following else "")
+        return following
+
+    scene.engine._begin_ahead = noted  # type: ignore[method-assign]
+    scene.submit([0], speculation=Speculation())
+    for _ in range(4):
+        scene.engine.step()
+    begun.clear()
+    scene.submit([3], speculation=Speculation())  # 33 rows, beside which there are 7 in each step
+    said = scene.rest()
+    assert begun.count("nothing is drafted beside a prompt") >= 3
+    assert said["3"] == plain(make, [3])["3"]
+
+
+def test_a_device_that_waits_in_vain_is_held_against_asking(make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is offered, and the pass without a draft is late: both are taken from the balance."""
+    scene = make()
+    observe, told = Worth.observe, []
+
+    def noted(self: Worth, kind: str, *, saved: float, spent: float) -> None:
+        told.append((saved, spent))
+        observe(self, kind, saved=saved, spent=spent)
+
+    monkeypatch.setattr(Worth, "observe", noted)
+    scene.drafter.propose = lambda contexts, budgets: [EMPTY] * len(contexts)  # type: ignore[method-assign]
+    scene.words([2], speculation=Speculation())
+    assert told
+    assert len(told) % 2 == 0
+    assert all(saved == 0.0 and spent > 0.0 for saved, spent in told[1::2])
 
 
 class Timed(CostModel):
