@@ -104,7 +104,8 @@ class Asking:
         self._emit = emit
         self._clock = clock
         self._ahead = [cast(AheadDrafter, drafter) for drafter in drafters if hasattr(drafter, "take_words")]
-        self._seeing = frozenset(drafter.name for drafter in drafters if hasattr(drafter, "see"))
+        self.seeing = frozenset(drafter.name for drafter in drafters if hasattr(drafter, "see"))
+        """Those that guess from hidden states of the target."""
         self._rare = {drafter.name: cast(RareDrafter, drafter) for drafter in drafters if hasattr(drafter, "concerns")}
         self._concerned: dict[int, frozenset[str]] = {}  # by sequence id, where there are any: rare drafters
         self._next_id = 0
@@ -201,7 +202,7 @@ class Asking:
             for index in asked
             if sequences[index].request.speculation.drafter in (None, name)
             and self._has_met(name, sequences[index])
-            and not (sequences[index].is_hidden and name in self._seeing)
+            and not (sequences[index].is_hidden and name in self.seeing)
         ]
         # once for each class and step: a breaker counts how often it was asked
         classes = {sequences[index].request.workload_class for index in wanted}

@@ -90,7 +90,6 @@ class Showing:
         self.layers = tuple(sorted({layer for drafter in self._drafters for layer in drafter.feature_layers}))
         """All that any of them wants to see."""
         self._columns = [[self.layers.index(layer) for layer in drafter.feature_layers] for drafter in self._drafters]
-        self._names = frozenset(drafter.name for drafter in self._drafters)
         self._classes = ClassNames()
         self._num_idle: dict[tuple[str, int], int] = {}  # steps, by kind
 
@@ -112,7 +111,7 @@ class Showing:
     def _rests(self, sequence: Sequence, num_texts: int) -> bool:
         """Whether no guess was bought of late for texts like this one, among so many, and nobody insists on any."""
         speculation = sequence.request.speculation
-        insists = speculation.forced or speculation.drafter in self._names
+        insists = speculation.forced or speculation.drafter in self._asking.seeing
         return (
             num_texts > _FEW_TEXTS
             and not insists
@@ -135,7 +134,9 @@ class Showing:
             sequence = share.sequence
             if (work.wants_features or sequence.is_hidden) and not sequence.request.speculation.forced:
                 kind = self._kind(sequence, len(shares))
-                is_bought[kind] = is_bought.get(kind, False) or not self._names.isdisjoint(proposal.bought.sources)
+                is_bought[kind] = is_bought.get(kind, False) or not self._asking.seeing.isdisjoint(
+                    proposal.bought.sources
+                )
         for kind, was_bought in is_bought.items():
             num_idle = 0 if was_bought else self._num_idle.get(kind, 0) + 1
             self._num_idle[kind] = num_idle % (_IDLE_STEPS + _REST_STEPS)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 _PROCESSORS = 132
-"""Multiprocessors of an H200. The rules are tuned for it; on any other GPU they are as exact."""
+"""Multiprocessors of an H200. The rules are tuned for it, and for the shared memory that Hopper has."""
 _ENOUGH_PROGRAMS = 120
 _MOST_PARTS = 12
 _NARROW_OUTPUTS = 64

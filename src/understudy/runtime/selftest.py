@@ -1,9 +1,9 @@
 """The start-up proof that this machine computes rows alike: on the real weights, in a third of a second.
 
 A short text that crosses a page is computed once at a stretch, then row by row, then as the nodes of a tree among
-decoys, then beside another text that is as long as a device wants it to compute rows otherwise. The logits must be
-equal, not close. A model with sliding windows is tested again with narrow ones, since a window of thousands of tokens
-would never be left in so short a text.
+decoys, then beside another text that fills the pass up to sizes which a device computes in other pieces. The logits
+must be equal, not close. A model with sliding windows is tested again with narrow ones, since a window of thousands of
+tokens would never be left in so short a text.
 """
 
 from __future__ import annotations
