@@ -44,7 +44,10 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     # what puts an engine together, and the interface around it
     "target": (*FOUNDATIONS, "kernels", "models", "runtime", "text"),
     "drafts": (*FOUNDATIONS, "control", "models", "text", "target"),
-    "assembly": (*FOUNDATIONS, *("control", "kernels", "models", "runtime", "drafters", "engine", "target", "drafts")),
+    "assembly": (
+        *FOUNDATIONS,
+        *("control", "sampling", "kernels", "models", "runtime", "drafters", "engine", "target", "drafts"),
+    ),
     "llm": (*FOUNDATIONS, "text", "engine", "assembly"),
     # what is done with one
     "bench": (*FOUNDATIONS, "client", "control", "text", "engine", "assembly", "llm"),
@@ -54,6 +57,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     # the process around an engine, and the server, which is given a Backend and knows no engine
     "wire": FOUNDATIONS,
     "worker": (*FOUNDATIONS, "engine", "assembly", "wire"),
+    "stem": (*FOUNDATIONS, "assembly", "wire", "worker"),
     "server": (*FOUNDATIONS, "control", "text", "wire"),
     "gateway": (*FOUNDATIONS, "control", "server"),
     "terminal": (*FOUNDATIONS, "bench", "parity"),

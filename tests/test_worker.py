@@ -15,6 +15,7 @@ from understudy.control.cost import Load
 from understudy.core.backend import ModelInfo
 from understudy.core.control import PassCosts
 from understudy.core.switches import Switches
+from understudy.engine.engine import Engine
 from understudy.errors import ConfigError
 from understudy.wire.messages import Ready, Start, Told
 from understudy.worker import Worker, without_draft
@@ -48,12 +49,22 @@ def target(folder: Path) -> Target:
     return load_target(folder, num_threads=1)
 
 
+def built(wire: Wire, start: Start) -> Engine:
+    """An engine as a worker builds it."""
+    worker = Worker(wire)  # type: ignore[arg-type]
+    loaded = worker.load(start)
+    assert loaded is not None
+    engine = worker._start(start, loaded)
+    assert engine is not None
+    return engine
+
+
 def started(folder: Path, tokenizer: Path, **settings: Any) -> tuple[ModelInfo, list[str]]:
     """Start an engine, and return what it tells of itself and what did not go the first way."""
     wire = Wire()
     config = EngineConfig(num_threads=1, kv_tokens=512, device="cpu", **settings)
     tokenizer.mkdir(exist_ok=True)
-    Worker(wire)._start(Start(str(folder), config, str(tokenizer), Switches()))  # type: ignore[arg-type]
+    built(wire, Start(str(folder), config, str(tokenizer), Switches()))
     (ready,) = [message for message in wire.sent if isinstance(message, Ready)]
     told = [event for message in wire.sent if isinstance(message, Told) for event in message.fallbacks]
     return ready.info, [f"{event.what}: {event.reason}" for event in told]
@@ -105,7 +116,7 @@ def test_costs_are_measured_unless_an_earlier_life_did(folder: Path, tmp_path: P
     wire = Wire()
     config = EngineConfig(num_threads=1, kv_tokens=512, device="cpu")
     start = Start(str(folder), config, str(tmp_path), Switches(), cost=known if is_known else None)
-    engine = Worker(wire)._start(start)  # type: ignore[arg-type]
+    engine = built(wire, start)
     (ready,) = [message for message in wire.sent if isinstance(message, Ready)]
     assert (ready.cost == known) is is_known
     assert engine.cost.measured == ready.cost

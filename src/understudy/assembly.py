@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from understudy.config import AUTO_DRAFT, NO_DRAFT, TRAINED_DRAFTERS, EngineConfig
@@ -21,6 +22,7 @@ from understudy.kernels.devices import (
     choose_device,
     choose_weights,
     make_kernels,
+    one_thread,
     room_for_cache,
 )
 from understudy.kernels.rows import MOST_PLACES
@@ -31,6 +33,7 @@ from understudy.models.weights import LoadedModel
 from understudy.models.widen import widen_model
 from understudy.runtime.runner import Runner
 from understudy.runtime.selftest import is_row_invariant
+from understudy.sampling.grammar import grammar_compiler
 from understudy.target import DraftModel, Target, TrainedDraft, pack
 
 __all__ = [
@@ -39,12 +42,15 @@ __all__ = [
     "TrainedDraft",
     "build_engine",
     "built_in_drafters",
+    "is_for_cpu",
     "load_configured",
     "load_target",
+    "load_to_fork",
     "make_drafter",
     "measure_cost",
     "pass_timer",
     "shipped_kinds",
+    "tested",
     "weights_on",
     "with_draft",
     "with_draft_for",
@@ -63,6 +69,7 @@ def load_target(
     cross_tokenizer: bool = False,
     widen: str | None = None,
     num_threads: int | None = None,
+    self_test: bool = True,
     emit: EventSink = log_fallbacks,
     progress: Callable[[int, int], None] | None = None,
 ) -> Target:
@@ -70,6 +77,7 @@ def load_target(
 
     The draft is named as in `EngineConfig`; None is none.
     `widen` names a larger shape (core/shapes.py): the model says the same there, at that shape's price.
+    Without the self-test nothing is computed yet, and whoever loads has it `tested` before the first word.
     """
     if draft not in (None, NO_DRAFT, AUTO_DRAFT):  # a wrong one is refused before minutes of loading
         twin_noise(draft)
@@ -79,24 +87,24 @@ def load_target(
     loaded = _load_widened(model, widen, device=chosen, weights=weights, progress=progress)
     kernels = make_kernels(chosen, weights, num_threads=num_threads)
     decoder = pack(loaded, kernels, weights=weights)
-    invariant = is_row_invariant(decoder, kernels.page_tokens)
-    if not invariant:
-        emit(Fallback("the self-test", "rows depend on their neighbours on this machine: one by one, and no drafts"))
     target = Target(
-        decoder,
-        loaded.tokenizer,
-        kernels.page_tokens,
-        loaded.name,
-        loaded.source_hash,
-        model,
-        invariant,
-        device=chosen,
+        decoder, loaded.tokenizer, kernels.page_tokens, loaded.name, loaded.source_hash, model, device=chosen
     )
+    if self_test:
+        target = tested(target, emit)
     if draft is None or draft == NO_DRAFT:
         return target
     if draft == AUTO_DRAFT:
         return with_default_draft(target, emit)
     return with_draft(target, draft, cross_tokenizer=cross_tokenizer, emit=emit, progress=progress)
+
+
+def tested(target: Target, emit: EventSink) -> Target:
+    """The target, with what the self-test finds on this machine."""
+    if is_row_invariant(target.decoder, target.page_tokens):
+        return target
+    emit(Fallback("the self-test", "rows depend on their neighbours on this machine: one by one, and no drafts"))
+    return replace(target, is_row_invariant=False)
 
 
 def _load_widened(
@@ -121,6 +129,11 @@ def weights_on(device: DeviceChoice, wanted: WeightType | None = None) -> tuple[
     return WEIGHTS_ON[chosen]
 
 
+def is_for_cpu(config: EngineConfig) -> bool:
+    """Whether the CPU is what such an engine computes with on this machine."""
+    return config.device != "cuda" and choose_device(config.device) == "cpu"
+
+
 def load_configured(
     model: str | Path | None,
     config: EngineConfig,
@@ -141,6 +154,27 @@ def load_configured(
         emit=emit,
         progress=progress,
     )
+
+
+def load_to_fork(model: str | Path | None, config: EngineConfig, *, emit: EventSink = log_fallbacks) -> Target:
+    """The same for the CPU, with nothing computed, and with no thread left that a fork would miss (see stem.py).
+
+    What grammars need is made here, too, so that no fork has to.
+    """
+    with one_thread() as num_threads:
+        target = load_target(
+            model,
+            device="cpu",
+            weights=config.weights,
+            draft=config.wanted_draft,
+            cross_tokenizer=config.cross_tokenizer,
+            num_threads=config.num_threads or num_threads,
+            self_test=False,
+            emit=emit,
+        )
+    shape = target.decoder.config
+    grammar_compiler(target.tokenizer, vocab_size=shape.vocab_size, eos_ids=shape.eos_ids)
+    return target
 
 
 def make_drafter(

@@ -73,12 +73,12 @@ class Target:
     source_hash: str
     place: str | Path | None
     """Where the model was loaded from; None for the embedded one."""
-    is_row_invariant: bool
+    is_row_invariant: bool = True
     """What the start-up self-test found; without it every row is computed by itself."""
     draft: DraftModel | TrainedDraft | None = None
     device: Device = "cpu"
     draft_problem: str = ""
-    """Why the draft that comes with the package for this target is not there."""
+    """Why the draft that was to be beside it is not there."""
 
     @property
     def trained_hash(self) -> str:

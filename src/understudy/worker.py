@@ -1,20 +1,17 @@
-"""The engine process: reads commands between two steps, and tells what every step said.
+"""The engine's process, once it has a channel: reads commands between two steps, and tells what every step said.
 
-It is started with the number of a socket that it inherits, and ends when the other end of that socket does: nothing
-is left running. An error in a step ends it too; whoever started it starts another.
+It ends when the other end of its channel does: nothing is left running. An error in a step ends it too; whoever started
+it starts another (stem.py).
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import signal
-import socket
-import sys
 from dataclasses import replace
 from pathlib import Path
 
-from understudy.assembly import Target, build_engine, load_configured
+from understudy.assembly import Target, build_engine, load_configured, load_to_fork, tested
 from understudy.collector import calm_collector
 from understudy.config import DEFAULT, MODEL, NO_DRAFT, TRAINED_DRAFTERS, EngineConfig, names_a_draft
 from understudy.core.backend import EngineCheck, EngineLoad, ModelInfo
@@ -51,50 +48,74 @@ class Worker:
         self._channel = channel
         self._cycles: list[Cycle] = []
         self._told = Told([], [])
+        self._others: list[Command] = []
 
-    def run(self) -> int:
-        """Load what the first command names, then serve until the other end is gone; return the exit status."""
+    def wait_for_start(self) -> Start:
+        """The first command, which says what to load."""
+        start, *self._others = self._channel.receive(wait=True)
+        assert isinstance(start, Start), "the first command says what to load"
+        return start
+
+    def load(self, start: Start, *, to_fork: bool = False) -> Target | None:
+        """Load what is to be served, or tell why that cannot be. A draft that fails is left out: it decides no word."""
+        load = load_to_fork if to_fork else load_configured
         try:
-            start, *others = self._channel.receive(wait=True)
-            assert isinstance(start, Start), "the first command says what to load"
             try:
-                engine = self._start(start)
-            except UnderstudyError as error:
-                self._channel.send(Failed(error.message, error.remedy))
+                return load(start.model, start.config, emit=self._hear)
+            except Exception as error:
+                if not names_a_draft(start.config.wanted_draft):
+                    raise
+                problem = _told(error)
+            # here the error is gone, and with it what had been loaded
+            target = load(start.model, without_draft(start.config), emit=self._hear)
+            return replace(target, draft_problem=problem)
+        except UnderstudyError as error:
+            self._channel.send(Failed(error.message, error.remedy))
+            return None
+
+    def serve(self, start: Start, target: Target | None) -> int:
+        """Serve what was loaded, or is loaded now, until the other end is gone; return the exit status."""
+        try:
+            target = self.load(start) if target is None else tested(target, self._hear)
+            engine = None if target is None else self._start(start, target)
+            if engine is None:
                 return 2
-            for command in others:
+            for command in self._others:
                 self._obey(engine, command)
             while True:
                 self._turn(engine)
         except (EOFError, ConnectionError):
             return 0
 
-    def _start(self, start: Start) -> Engine:
-        config, problem = start.config, ""
+    def _start(self, start: Start, target: Target) -> Engine | None:
         try:
-            target, engine = self._load(start, config)
-        except Exception as error:
-            if not names_a_draft(config.wanted_draft):
-                raise
-            problem = str(error) or type(error).__name__
-        if problem:  # here the error is gone, and with it what had been loaded
-            # a draft is no condition for an answer: without it the words are the same
-            self._hear(Fallback("the draft", f"serving without it: {problem}"))
-            target, engine = self._load(start, without_draft(config))
-        problem = problem or target.draft_problem
+            target, engine = self._build(start, target)
+        except UnderstudyError as error:
+            self._channel.send(Failed(error.message, error.remedy))
+            return None
         calm_collector()
         engine.switch(start.switches)
         engine.recall(start.learned)
         _ = engine.grammars  # made now: the first request with a grammar must not hold up the others
         target.tokenizer.save(Path(start.tokenizer_folder))
         self._tell()
-        info = model_info(target, engine, start.tokenizer_folder, problem)
-        self._channel.send(Ready(info, load_of(engine), engine.cost.measured))
+        info = model_info(target, engine, start.tokenizer_folder)
+        self._channel.send(Ready(info, load_of(engine), engine.cost.measured, os.getpid()))
         return engine
 
-    def _load(self, start: Start, config: EngineConfig) -> tuple[Target, Engine]:
-        target = load_configured(start.model, config, emit=self._hear)
-        return target, build_engine(target, config, measured=start.cost, emit=self._hear)
+    def _build(self, start: Start, target: Target) -> tuple[Target, Engine]:
+        """Put an engine around a target, and around its draft if that goes."""
+        config = start.config
+        is_asked_for = names_a_draft(config.wanted_draft)
+        if not (is_asked_for and target.draft_problem):
+            try:
+                return target, build_engine(target, config, measured=start.cost, emit=self._hear)
+            except Exception as error:
+                if not is_asked_for:
+                    raise
+                target = replace(target, draft=None, draft_problem=_told(error))
+        self._hear(Fallback("the draft", f"serving without it: {target.draft_problem}"))
+        return target, build_engine(target, without_draft(config), measured=start.cost, emit=self._hear)
 
     def _turn(self, engine: Engine) -> None:
         for command in self._channel.receive(wait=not engine.has_work):
@@ -155,7 +176,11 @@ def without_draft(config: EngineConfig) -> EngineConfig:
     return replace(config, draft=NO_DRAFT, drafters=drafters or (DEFAULT,))
 
 
-def model_info(target: Target, engine: Engine, tokenizer_folder: str, draft_problem: str) -> ModelInfo:
+def _told(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
+def model_info(target: Target, engine: Engine, tokenizer_folder: str) -> ModelInfo:
     """What a server needs to know of an engine."""
     model = target.decoder.config
     kv_tokens = engine.num_blocks * target.page_tokens
@@ -168,7 +193,7 @@ def model_info(target: Target, engine: Engine, tokenizer_folder: str, draft_prob
         tokenizer_folder=tokenizer_folder,
         drafters=tuple(engine.drafter_names),
         draft="" if target.draft is None else target.draft.name,
-        draft_problem=draft_problem,
+        draft_problem=target.draft_problem,
         weights=target.weights,
         max_sequences=engine.config.max_sequences,
         max_tokens=kv_tokens,
@@ -191,18 +216,3 @@ def check(engine: Engine) -> EngineCheck:
     except AssertionError as error:
         problem = str(error) or "the counts differ"
     return EngineCheck(load_of(engine), engine.num_live_requests, problem)
-
-
-def main() -> int:
-    """Serve on the socket whose number is the only argument."""
-    # a terminal or a service manager sends signals to the whole group: the server decides when this process ends
-    for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(ignored, signal.SIG_IGN)
-    connection = socket.socket(fileno=int(sys.argv[1]))
-    os.set_inheritable(connection.fileno(), False)
-    logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
-    return Worker(Channel(connection)).run()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

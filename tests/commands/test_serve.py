@@ -219,8 +219,9 @@ def test_serve_flip_and_leave(model: Path, tmp_path: Path) -> None:
             assert time.monotonic() < ended_s
         assert json.loads(audit.read_text())["who"] == "signal SIGUSR1"
         workers = server.workers()
-        assert len(workers) == 1
-        workers[0].send_signal(signal.SIGTERM)  # as a service manager would, to the whole group
+        assert len(workers) == 2, "one that has loaded the model, and the engine that was forked from it"
+        for worker in workers:
+            worker.send_signal(signal.SIGTERM)  # as a service manager would, to the whole group
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(timeout=10.0) == 0
         wait_gone(workers, within_s=1.0)

@@ -26,14 +26,13 @@ class Server:
 
     @property
     def engine_pid(self) -> int:
-        """The engine's process: the older of two, beside which a spare was started."""
-        workers = [
+        """The engine's process, forked by a child of the server."""
+        (engine,) = (
             child
             for child in psutil.Process(self.process.pid).children(recursive=True)
-            if child.is_running() and any("understudy.worker" in part for part in child.cmdline())
-        ]
-        assert len(workers) <= 2
-        return int(min(workers, key=lambda child: child.create_time()).pid)
+            if child.is_running() and child.ppid() != self.process.pid and "understudy.stem" in child.cmdline()
+        )
+        return int(engine.pid)
 
     def get(self, path: str) -> Any:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=60) as response:

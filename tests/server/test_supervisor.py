@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -179,9 +180,9 @@ def test_death_costs_only_what_was_running_and_the_engine_is_back(folder: Path) 
 def test_a_dead_engine_is_not_ready_while_it_is_buried(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bury, may_bury = Process.end, asyncio.Event()
 
-    async def slowly(process: Process) -> None:
+    async def slowly(process: Process) -> int:
         await may_bury.wait()
-        await bury(process)
+        return await bury(process)
 
     async def test(backend: EngineProcess) -> None:
         monkeypatch.setattr(Process, "end", slowly)
@@ -194,45 +195,84 @@ def test_a_dead_engine_is_not_ready_while_it_is_buried(folder: Path, monkeypatch
     on_a_backend(folder, test)
 
 
-def workers() -> set[int]:
-    children = psutil.Process().children()
-    return {child.pid for child in children if "understudy.worker" in " ".join(child.cmdline())}
+def stems() -> set[int]:
+    """Stems that this process has started; their engines are children of theirs."""
+    living = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+    return {child.pid for child in living if "understudy.stem" in child.cmdline()}
 
 
-def test_a_spare_takes_over_and_is_replaced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("understudy.server.supervisor._SPARE_AFTER_S", 0.0)
-    others = workers()
+async def killed(pid: int | None, backend: EngineProcess) -> None:
+    """Kill an engine, and wait until another serves."""
+    os.kill(pid or 0, signal.SIGKILL)
+    await until(lambda: backend.state.phase == "restarting")
+    await asyncio.wait_for(backend.wait_ready(), timeout=60)
 
-    async def spare_beside(backend: EngineProcess) -> int:
-        await until(lambda: len(workers() - others) == 2)
-        (spare,) = workers() - others - {backend.pid}
-        return spare
 
-    async def killed(pid: int | None, backend: EngineProcess) -> None:
-        os.kill(pid or 0, signal.SIGKILL)
-        await until(lambda: backend.state.phase == "restarting")
-        await asyncio.wait_for(backend.wait_ready(), timeout=60)
+def test_an_engine_that_died_is_not_loaded_again(tmp_path: Path) -> None:
+    folder = write_tiny_model(tmp_path / "model", seed=5)
+    others = stems()
 
     async def test(backend: EngineProcess) -> None:
         expected = words(await outputs(backend, asked("a")))
-        spare = await spare_beside(backend)
-        await killed(backend.pid, backend)
-        assert backend.pid == spare
-        assert words(await outputs(backend, asked("b"))) == expected
-        next_spare = await spare_beside(backend)
-        os.kill(next_spare, signal.SIGKILL)  # one that died is no help, and no harm
-        await asyncio.sleep(0.2)
-        await killed(backend.pid, backend)
-        assert backend.pid not in (spare, next_spare)
-        assert words(await outputs(backend, asked("c"))) == expected
-        await spare_beside(backend)
+        (stem,) = stems() - others
+        shutil.rmtree(folder)
+        for number in range(3):
+            before = backend.pid
+            await killed(before, backend)
+            assert backend.pid != before
+            assert psutil.Process(backend.pid).ppid() == stem
+            assert words(await outputs(backend, asked(f"b{number}", forced=True))) == expected
+        assert "status -9" in "".join(told)
+        assert stems() - others == {stem}
 
-    on_a_backend(folder, test, has_spare=True)
-    assert workers() == others, "the spare is ended too"
+    told: list[str] = []
+
+    async def run() -> None:
+        async with running(folder) as backend:
+            backend.listen(lambda event: told.append(getattr(event, "reason", "")), Fallback)
+            await test(backend)
+
+    asyncio.run(run())
+    assert stems() == others, "the stem is ended, too"
+
+
+def test_a_stem_that_died_costs_nothing_until_it_is_needed(folder: Path) -> None:
+    others = stems()
+
+    async def test(backend: EngineProcess) -> None:
+        expected = words(await outputs(backend, asked("a")))
+        (stem,) = stems() - others
+        os.kill(stem, signal.SIGKILL)
+        assert words(await outputs(backend, asked("b"))) == expected
+        await killed(backend.pid, backend)
+        assert words(await outputs(backend, asked("c"))) == expected
+        assert stems() - others - {stem}
+
+    on_a_backend(folder, test)
+    assert stems() == others
+
+
+@pytest.mark.parametrize("is_forked", [False, True])
+def test_a_start_that_is_given_up_leaves_nothing(folder: Path, is_forked: bool) -> None:
+    others = stems()
+
+    def has_come_far() -> bool:
+        return any(psutil.Process(stem).children() or not is_forked for stem in stems() - others)
+
+    async def run() -> None:
+        backend = EngineProcess(str(folder), CONFIG)
+        starting = asyncio.create_task(backend.start())
+        await until(has_come_far)
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        await backend.close()
+
+    asyncio.run(run())
+    asyncio.run(until(lambda: stems() == others))  # one that nobody knows of yet ends by itself
 
 
 def test_no_process_and_no_listener_ends_the_supervision(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    popen, refusals = subprocess.Popen, [OSError(24, "Too many open files")]
+    popen, refusals, others = subprocess.Popen, [OSError(24, "Too many open files")], stems()
 
     def unwilling(*args: Any, **options: Any) -> Any:
         if refusals:
@@ -245,6 +285,8 @@ def test_no_process_and_no_listener_ends_the_supervision(folder: Path, monkeypat
     async def test(backend: EngineProcess) -> None:
         monkeypatch.setattr(subprocess, "Popen", unwilling)
         backend.listen(closed_terminal)
+        for stem in stems() - others:
+            os.kill(stem, signal.SIGKILL)
         os.kill(backend.pid or 0, signal.SIGKILL)
         await until(lambda: "Too many open files" in backend.state.reason)
         await asyncio.wait_for(backend.wait_ready(), timeout=60)

@@ -68,7 +68,7 @@ async def _serve(settings: ServeSettings, listener: socket.socket) -> None:
 
     console = make_console(stderr=True)
     address = address_of(listener)
-    backend = EngineProcess(settings.model, settings.engine, has_spare=True)
+    backend = EngineProcess(settings.model, settings.engine)
     backend.listen(Teller(console), Fallback, Notice)
     try:
         service = Service(backend, settings.server)

@@ -18,7 +18,7 @@ import secrets
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Items
-from functools import cached_property, partial
+from functools import partial
 
 from understudy.config import EngineConfig
 from understudy.control.cost import CostModel, Load
@@ -40,7 +40,7 @@ from understudy.kv.pool import BlockPool
 from understudy.kv.prefix import PrefixCache
 from understudy.kv.sequence import SequenceCache
 from understudy.runtime.runner import Answer, Runner
-from understudy.sampling.grammar import GrammarCompiler, GrammarError, GrammarState
+from understudy.sampling.grammar import GrammarCompiler, GrammarError, GrammarState, grammar_compiler
 from understudy.sampling.verify import Verdict, words_along
 from understudy.text.detokenize import Detokenizer
 from understudy.text.tokenizer import Tokenizer
@@ -128,11 +128,11 @@ class Engine:
             self._scheduler.waiting.append(sequence)
         return sequences
 
-    @cached_property
+    @property
     def grammars(self) -> GrammarCompiler:
         """Made when it is first asked for, in a tenth of a second or more; a server asks before it serves."""
         model = self._runner.decoder.config
-        return GrammarCompiler(self._tokenizer, vocab_size=model.vocab_size, eos_ids=model.eos_ids)
+        return grammar_compiler(self._tokenizer, vocab_size=model.vocab_size, eos_ids=model.eos_ids)
 
     def switch(self, switches: Switches) -> None:
         """Switch speculation, or parts of it, off or on; running requests obey from the next step on."""

@@ -61,7 +61,6 @@ class CpuKernels:
     def __init__(self, *, num_threads: int | None = None) -> None:
         most: int = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
         self.num_threads = min(num_threads or torch.get_num_threads(), most)
-        self.take_threads(self.num_threads)
 
     def take_threads(self, count: int) -> None:
         """Compute with so many threads from here on: numba counts them per calling thread."""

@@ -15,6 +15,7 @@ Panels of 16 outputs are laid out [panel, four inputs, output, input of the four
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,7 +96,7 @@ class Int8Linear:
         num_panels, num_blocks = -(-num_outputs // LANES), -(-num_inputs // BLOCK)
         scales = np.zeros(num_panels * LANES, np.float32)
         panels = np.full((num_panels, num_blocks * _GROUPS, LANES, 4), 128, np.uint8)
-        _pack(np.ascontiguousarray(weight.float().numpy()), panels, scales)
+        _pack_in_parts(np.ascontiguousarray(weight.float().numpy()), panels, scales)
         start = np.zeros(num_panels * LANES, np.float32)
         if bias is not None:
             start[:num_outputs] = bias.float().numpy()
@@ -117,11 +118,24 @@ class Int8Linear:
         return out if len(self.bias) == self.num_outputs else out[:, : self.num_outputs]
 
 
-@jit_exact_parallel
+def _pack_in_parts(weight: Floats, panels: Bytes, scales: Floats) -> None:
+    """Round a weight with all cores, in threads that end here: who has loaded a model can still be forked (stem.py)."""
+    num_parts: int = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
+    share = -(-len(panels) // num_parts)
+    with ThreadPoolExecutor(num_parts) as threads:
+
+        def part(first: int) -> None:
+            outputs = slice(first * LANES, (first + share) * LANES)
+            _pack(weight[outputs], panels[first : first + share], scales[outputs])
+
+        list(threads.map(part, range(0, len(panels), share)))
+
+
+@jit_exact
 def _pack(weight: Floats, panels: Bytes, scales: Floats) -> None:
     """Round a weight [outputs, inputs] into panels [panels, groups, LANES, 4] that hold 128, the stored zero."""
     num_outputs, num_inputs = weight.shape
-    for n in numba.prange(num_outputs):
+    for n in range(num_outputs):
         panel, lane = n // LANES, n % LANES
         most = f32(0)
         for k in range(num_inputs):

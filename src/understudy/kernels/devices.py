@@ -24,7 +24,7 @@ _MOST_CPU_BYTES = 2 << 30
 
 def choose_device(wanted: DeviceChoice) -> Device:
     """The device that a choice comes to on this machine."""
-    reason = _why_no_gpu()
+    reason = "" if wanted == "cpu" else _why_no_gpu()
     if wanted == "cuda" and reason:
         raise ConfigError(f"No GPU can be used: {reason}.", "Choose device='cpu', or 'auto' to use one where it is.")
     return "cpu" if wanted == "cpu" or reason else "cuda"
@@ -56,6 +56,17 @@ def make_kernels(device: Device, weights: WeightType, *, num_threads: int | None
     from understudy.kernels.cuda import CudaKernels
 
     return cast(Kernels, CudaKernels(dtype=torch.bfloat16 if weights == "bf16" else torch.float16))
+
+
+@contextmanager
+def one_thread() -> Iterator[int]:
+    """Let torch compute with this thread alone; gives the number that it computes with otherwise."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield num_threads
+    finally:
+        torch.set_num_threads(num_threads)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ spell nothing and are never allowed; markers of turns only where a grammar names
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
@@ -54,7 +55,7 @@ class _Tokens:
 
 
 class GrammarCompiler:
-    """Makes grammars ready for one model. It costs a tenth of a second or more to make, and is made once."""
+    """Makes grammars ready for one model. It costs a tenth of a second or more to make: see `grammar_compiler`."""
 
     def __init__(self, tokenizer: Tokenizer, *, vocab_size: int, eos_ids: Iterable[int]) -> None:
         """`vocab_size` counts the model's rows, padding included."""
@@ -82,6 +83,12 @@ class GrammarCompiler:
         if matcher.is_error():
             raise refusal(matcher.get_error())
         return matcher
+
+
+@lru_cache(maxsize=2)
+def grammar_compiler(tokenizer: Tokenizer, *, vocab_size: int, eos_ids: tuple[int, ...]) -> GrammarCompiler:
+    """The compiler for a model, the same one for all of its engines."""
+    return GrammarCompiler(tokenizer, vocab_size=vocab_size, eos_ids=eos_ids)
 
 
 def _try_out(matcher: LLMatcher) -> None:

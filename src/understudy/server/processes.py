@@ -1,88 +1,124 @@
-"""Processes for an engine: one that computes and, if it is wanted, one ahead.
-
-A third of a start is importing what an engine is made of. A spare has done that and waits for the word what to load:
-when the engine dies, only the model is left to be loaded. It takes memory, some 280 MB, and no time but for the
-seconds in which it starts.
-"""
+"""Where engines' processes come from: a stem that has loaded the model, and forks one when it is asked (stem.py)."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
+import os
+import signal
 import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-log = logging.getLogger("understudy.server")
+from understudy.wire.frames import receive_status
+
+_ENDS_WITHIN_S = 1.0
+
+
+@dataclass(slots=True)
+class Stem:
+    """The process that forks engines, and our end of the socket to it."""
+
+    popen: subprocess.Popen[bytes]
+    connection: socket.socket
+
+    def kill(self) -> None:
+        """Kill it, and what it has forked."""
+        if self.popen.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.popen.pid, signal.SIGKILL)
+
+    async def engine_status(self) -> int:
+        """Wait for its engine's end; the stem's own end is that, too."""
+        status = await receive_status(self.connection)
+        return await asyncio.to_thread(self.popen.wait) if status is None else status
+
+    async def end(self) -> None:
+        """Wait until it is gone. It ends by itself, once it has buried its dead, unless it is busy loading."""
+        self.connection.close()
+        try:
+            await asyncio.to_thread(self.popen.wait, _ENDS_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            await asyncio.to_thread(self.popen.wait)
 
 
 @dataclass(slots=True)
 class Process:
-    """One life of an engine, and our end of the socket to it. It ends by itself when that is closed."""
+    """One life of an engine, and our end of its channel. It ends by itself when that is closed."""
 
-    popen: subprocess.Popen[bytes]
+    stem: Stem
     connection: socket.socket
     transport: asyncio.Transport | None = None
     """Once somebody listens, it is what closes the connection."""
+    pid: int | None = None
+    """Its own number, once it has told it."""
 
-    async def end(self) -> None:
-        """Kill it, and wait until it is gone."""
+    async def end(self) -> int:
+        """Kill it, wait until it is gone, and return its status: below zero the signal that ended it."""
         if self.transport is not None:
             self.transport.abort()
         else:
             self.connection.close()
-        self.popen.kill()
-        await asyncio.to_thread(self.popen.wait)
+        if self.pid is None:  # the stem still loads, or its fork has not come far
+            self.stem.kill()
+        else:
+            with contextlib.suppress(ProcessLookupError):  # a stem keeps the number of its dead until the next is born
+                os.kill(self.pid, signal.SIGKILL)
+        return await self.stem.engine_status()
 
 
 class Processes:
-    """Where engine processes come from."""
+    """One engine at a time."""
 
-    def __init__(self, *, has_spare: bool) -> None:
-        self._has_spare = has_spare
-        self._spare: Process | None = None
+    def __init__(self) -> None:
+        self._stem: Stem | None = None
         # a process inherits its priority from the thread that starts it, and the web's thread gives way (run.py)
         self._starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine-starter")
 
     async def take(self) -> Process:
-        """A process that waits for its first command: the spare if it lives, or a new one."""
-        spare, self._spare = self._spare, None
-        if spare is None:
-            return await self._start()
-        if spare.popen.poll() is not None:
-            await spare.end()
-            return await self._start()
-        return spare
-
-    async def keep_spare(self) -> None:
-        """Have a spare from here on, if one is wanted."""
-        if not self._has_spare or self._spare is not None:
-            return
-        try:
-            self._spare = await self._start()
-        except OSError as error:  # an engine can be started without one
-            log.warning("no spare process could be started: %s", error)
+        """An engine that waits for its first command. The one before has ended."""
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        with theirs, contextlib.ExitStack() as on_failure:
+            on_failure.enter_context(ours)
+            stem = await self._send(theirs)
+            on_failure.pop_all()
+        return Process(stem, ours)
 
     async def close(self) -> None:
-        """End the spare. Whoever took a process ends that."""
-        spare, self._spare = self._spare, None
-        if spare is not None:
-            await spare.end()
+        """End the stem. Whoever took an engine has ended that."""
+        stem, self._stem = self._stem, None
+        if stem is not None:
+            await stem.end()
         self._starter.shutdown(wait=False)
 
-    async def _start(self) -> Process:
+    async def _send(self, channel: socket.socket) -> Stem:
+        """Give a channel to the stem, to a new one if there is none that takes it."""
+        if self._stem is not None:
+            with contextlib.suppress(OSError):
+                socket.send_fds(self._stem.connection, [b"."], [channel.fileno()])
+                return self._stem
+            stem, self._stem = self._stem, None
+            await stem.end()
+        self._stem = await self._start()
+        socket.send_fds(self._stem.connection, [b"."], [channel.fileno()])
+        return self._stem
+
+    async def _start(self) -> Stem:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         with theirs, contextlib.ExitStack() as on_failure:
             on_failure.enter_context(ours)
             popen = await asyncio.get_running_loop().run_in_executor(self._starter, _started, theirs.fileno())
             on_failure.pop_all()  # it lives
-        return Process(popen, ours)
+        return Stem(popen, ours)
 
 
 def _started(descriptor: int) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "understudy.worker", str(descriptor)]
-    return subprocess.Popen(command, pass_fds=[descriptor], stdin=subprocess.DEVNULL)
+    command = [sys.executable, "-m", "understudy.stem", str(descriptor)]
+    # a group of its own, so that it and its engine can be ended together
+    return subprocess.Popen(command, pass_fds=[descriptor], stdin=subprocess.DEVNULL, process_group=0)

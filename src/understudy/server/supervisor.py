@@ -53,7 +53,6 @@ Answer = TypeVar("Answer")
 STEP_TIMEOUT_S = 60.0
 """An engine that has work and says nothing for this long hangs."""
 START_TIMEOUT_S = 1800.0
-_SPARE_AFTER_S = 2.0
 _MOST_BACKOFF_S = 30.0
 _MOST_UNTOLD = 256
 
@@ -67,13 +66,12 @@ class EngineProcess(asyncio.Protocol):
         config: EngineConfig,
         *,
         step_timeout_s: float = STEP_TIMEOUT_S,
-        has_spare: bool = False,
     ) -> None:
         self._model = model
         self._config = config
         self._step_timeout_s = step_timeout_s
         self._folder = tempfile.TemporaryDirectory(prefix="understudy-", ignore_cleanup_errors=True)
-        self._processes = Processes(has_spare=has_spare)
+        self._processes = Processes()
         self._mail: dict[str, Mailbox] = {}
         self._switches = ALL_ON
         self._sinks: dict[type[Event], list[EventSink]] = {kind: [] for kind in get_args(Event)}
@@ -92,7 +90,7 @@ class EngineProcess(asyncio.Protocol):
         self._frames = Frames()
         self._process: Process | None = None
         self._heard_s = 0.0
-        self._duties: list[asyncio.Task[None]] = []
+        self._supervision: asyncio.Task[None] | None = None
         self._num_failures = 0
         self.num_restarts = 0
 
@@ -116,8 +114,8 @@ class EngineProcess(asyncio.Protocol):
 
     @property
     def pid(self) -> int | None:
-        """The engine's process, while there is one."""
-        return None if self._process is None else self._process.popen.pid
+        """The engine's process, once it was ready and while there is one."""
+        return None if self._process is None else self._process.pid
 
     async def start(self) -> None:
         """Start the engine and wait until it is ready. A first start that fails is not tried again."""
@@ -131,7 +129,7 @@ class EngineProcess(asyncio.Protocol):
         if not self._ready.is_set():
             await self.close()
             raise self._failure or ModelError("The engine's process ended before it was ready.", "See its messages.")
-        self._duties = [asyncio.create_task(duty) for duty in (self._supervise(), self._keep_spare())]
+        self._supervision = asyncio.create_task(self._supervise())
 
     async def wait_ready(self) -> None:
         """Return when it can answer."""
@@ -208,9 +206,9 @@ class EngineProcess(asyncio.Protocol):
     async def close(self) -> None:
         """End the engine's process, and wait until it is gone."""
         self._state = BackendState("stopped")
-        for duty in self._duties:
-            duty.cancel()
-        await asyncio.gather(*self._duties, return_exceptions=True)
+        if self._supervision is not None:
+            self._supervision.cancel()
+            await asyncio.gather(self._supervision, return_exceptions=True)
         await self._end()
         self._lose("The server is being stopped.")
         self._ready.set()  # whoever waits is told
@@ -230,26 +228,16 @@ class EngineProcess(asyncio.Protocol):
         self._heard_s = time.monotonic()
         self._send(Start(self._model, self._config, folder, self._switches, self._learned, self._cost))
 
-    async def _keep_spare(self) -> None:
-        """Have a spare process a while after each start: until then what was asked meanwhile needs the cores."""
-        while True:
-            await self._ready.wait()
-            await asyncio.sleep(_SPARE_AFTER_S)
-            await self._processes.keep_spare()
-            await self._gone.wait()
-
-    async def _end(self) -> None:
+    async def _end(self) -> int | None:
+        """End this life, and return its process's status."""
         process, self._process = self._process, None
-        if process is not None:
-            await process.end()
+        return None if process is None else await process.end()
 
     async def _supervise(self) -> None:
         """Wait for the engine's end, and begin again."""
         while True:
             await self._wait_for_end()
-            process = self._process
-            await self._end()
-            status = process.popen.returncode if process is not None else None
+            status = await self._end()
             reason = self._failure.message if self._failure else f"its process ended with status {status}"
             self._state = BackendState("restarting", f"the engine died: {reason}")
             log.error("the engine died: %s; starting it again", reason)
@@ -325,8 +313,10 @@ class EngineProcess(asyncio.Protocol):
                 events: list[Event] = [*fallbacks, *notices, *decisions, *[Preempted("", 0)] * num_preempted]
                 for event in events:
                     self._emit(event)
-            case Ready(info, load, cost):
+            case Ready(info, load, cost, pid):
                 self._info, self._load, self._cost = info, load, cost
+                if self._process is not None:
+                    self._process.pid = pid
                 self._state = BackendState("ready")
                 self._num_failures = 0
                 self._ready.set()

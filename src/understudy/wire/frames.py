@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import select
 import socket
 
@@ -13,6 +14,7 @@ from understudy.wire.messages import Command, Report
 MOST_BYTES = 256 << 20
 """No message is longer. A frame that claims to be is no frame of ours."""
 _LENGTH_BYTES = 4
+_STATUS_BYTES = 4
 
 _encoder = msgspec.msgpack.Encoder()
 commands: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
@@ -63,6 +65,20 @@ class Frames:
         return whole
 
 
+def send_status(connection: socket.socket, status: int) -> None:
+    """Tell how a process ended: its exit status, or below zero the signal that ended it."""
+    connection.sendall(status.to_bytes(_STATUS_BYTES, "little", signed=True))
+
+
+async def receive_status(connection: socket.socket) -> int | None:
+    """Wait to be told; None when the other end is gone."""
+    try:
+        told = await asyncio.get_running_loop().sock_recv(connection, _STATUS_BYTES)
+    except ConnectionError:  # it was killed before it had read what it was sent
+        return None
+    return int.from_bytes(told, "little", signed=True) if told else None
+
+
 class Channel:
     """The engine process's end: it computes, and looks into its letter box between two steps."""
 
@@ -73,6 +89,10 @@ class Channel:
         # not select(), which knows no descriptor from 1024 on: a busy server hands down such a number
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
+
+    def close(self) -> None:
+        """Let this process's end go; another that shares it keeps it."""
+        self._connection.close()
 
     def send(self, report: Report) -> None:
         """Send a report. Blocks while the other end does not read."""

@@ -67,6 +67,7 @@ class Ready(msgspec.Struct, tag=True):
     info: ModelInfo
     load: EngineLoad
     cost: PassCosts
+    pid: int
 
 
 class Failed(msgspec.Struct, tag=True):
