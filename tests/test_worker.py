@@ -49,25 +49,29 @@ def target(folder: Path) -> Target:
     return load_target(folder, num_threads=1)
 
 
-def built(wire: Wire, start: Start) -> Engine:
-    """An engine as a worker builds it."""
+def built(wire: Wire, start: Start, *, is_shared: bool = False) -> Engine:
+    """An engine as a worker builds it, of what it loads itself or of what was loaded before it was forked."""
     worker = Worker(wire)  # type: ignore[arg-type]
-    loaded = worker.load(start)
-    assert loaded is not None
-    engine = worker._start(start, loaded)
+    shared = worker.load_to_share(start) if is_shared else None
+    assert (shared is not None) is is_shared
+    engine = worker._start(start, shared)
     assert engine is not None
     return engine
 
 
 def started(folder: Path, tokenizer: Path, **settings: Any) -> tuple[ModelInfo, list[str]]:
-    """Start an engine, and return what it tells of itself and what did not go the first way."""
-    wire = Wire()
+    """Start an engine both ways, and return what it tells of itself and what did not go the first way."""
     config = EngineConfig(num_threads=1, kv_tokens=512, device="cpu", **settings)
     tokenizer.mkdir(exist_ok=True)
-    built(wire, Start(str(folder), config, str(tokenizer), Switches()))
-    (ready,) = [message for message in wire.sent if isinstance(message, Ready)]
-    told = [event for message in wire.sent if isinstance(message, Told) for event in message.fallbacks]
-    return ready.info, [f"{event.what}: {event.reason}" for event in told]
+    found = []
+    for is_shared in (False, True):
+        wire = Wire()
+        built(wire, Start(str(folder), config, str(tokenizer), Switches()), is_shared=is_shared)
+        (ready,) = [message for message in wire.sent if isinstance(message, Ready)]
+        told = [event for message in wire.sent if isinstance(message, Told) for event in message.fallbacks]
+        found.append((ready.info, [f"{event.what}: {event.reason}" for event in told]))
+    assert found[0] == found[1]
+    return found[0]
 
 
 def test_the_draft_that_comes_with_the_package_is_told_of(

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from understudy.assembly import Target, build_engine, load_configured, load_to_fork, tested
 from understudy.collector import calm_collector
@@ -40,6 +42,8 @@ from understudy.wire.messages import (
 
 log = logging.getLogger("understudy.engine")
 
+Made = TypeVar("Made")
+
 
 class Worker:
     """An engine and the channel to whoever asks it."""
@@ -56,28 +60,21 @@ class Worker:
         assert isinstance(start, Start), "the first command says what to load"
         return start
 
-    def load(self, start: Start, *, to_fork: bool = False) -> Target | None:
-        """Load what is to be served, or tell why that cannot be. A draft that fails is left out: it decides no word."""
-        load = load_to_fork if to_fork else load_configured
+    def load_to_share(self, start: Start) -> Target | None:
+        """Load what engines to be forked will share, or tell why that cannot be."""
         try:
-            try:
-                return load(start.model, start.config, emit=self._hear)
-            except Exception as error:
-                if not names_a_draft(start.config.wanted_draft):
-                    raise
-                problem = _told(error)
-            # here the error is gone, and with it what had been loaded
-            target = load(start.model, without_draft(start.config), emit=self._hear)
-            return replace(target, draft_problem=problem)
+            target, problem = _with_draft(
+                start.config, lambda config: load_to_fork(start.model, config, emit=self._hear)
+            )
         except UnderstudyError as error:
             self._channel.send(Failed(error.message, error.remedy))
             return None
+        return replace(target, draft_problem=problem) if problem else target
 
-    def serve(self, start: Start, target: Target | None) -> int:
-        """Serve what was loaded, or is loaded now, until the other end is gone; return the exit status."""
+    def serve(self, start: Start, shared: Target | None) -> int:
+        """Serve what was loaded already, or else is loaded now, until the other end is gone; return the exit status."""
         try:
-            target = self.load(start) if target is None else tested(target, self._hear)
-            engine = None if target is None else self._start(start, target)
+            engine = self._start(start, shared)
             if engine is None:
                 return 2
             for command in self._others:
@@ -87,9 +84,9 @@ class Worker:
         except (EOFError, ConnectionError):
             return 0
 
-    def _start(self, start: Start, target: Target) -> Engine | None:
+    def _start(self, start: Start, shared: Target | None) -> Engine | None:
         try:
-            target, engine = self._build(start, target)
+            target, engine = self._build(start, shared)
         except UnderstudyError as error:
             self._channel.send(Failed(error.message, error.remedy))
             return None
@@ -103,19 +100,27 @@ class Worker:
         self._channel.send(Ready(info, load_of(engine), engine.cost.measured, os.getpid()))
         return engine
 
-    def _build(self, start: Start, target: Target) -> tuple[Target, Engine]:
-        """Put an engine around a target, and around its draft if that goes."""
-        config = start.config
-        is_asked_for = names_a_draft(config.wanted_draft)
-        if not (is_asked_for and target.draft_problem):
-            try:
-                return target, build_engine(target, config, measured=start.cost, emit=self._hear)
-            except Exception as error:
-                if not is_asked_for:
-                    raise
-                target = replace(target, draft=None, draft_problem=_told(error))
-        self._hear(Fallback("the draft", f"serving without it: {target.draft_problem}"))
-        return target, build_engine(target, without_draft(config), measured=start.cost, emit=self._hear)
+    def _build(self, start: Start, shared: Target | None) -> tuple[Target, Engine]:
+        """A target and an engine around it. Nobody else holds what is loaded here: a draft that fails is gone."""
+
+        def build(config: EngineConfig) -> tuple[Target, Engine]:
+            if shared is None:
+                target = load_configured(start.model, config, emit=self._hear)
+            else:
+                has_draft = config.wanted_draft != NO_DRAFT
+                target = tested(shared if has_draft else replace(shared, draft=None), self._hear)
+            return target, build_engine(target, config, measured=start.cost, emit=self._hear)
+
+        problem = shared.draft_problem if shared is not None and names_a_draft(start.config.wanted_draft) else ""
+        if problem:
+            built = build(without_draft(start.config))
+        else:
+            built, problem = _with_draft(start.config, build)
+        if not problem:
+            return built
+        self._hear(Fallback("the draft", f"serving without it: {problem}"))
+        target, engine = built
+        return replace(target, draft_problem=problem), engine
 
     def _turn(self, engine: Engine) -> None:
         for command in self._channel.receive(wait=not engine.has_work):
@@ -170,14 +175,25 @@ class Worker:
             self._told = Told([], [])
 
 
+def _with_draft(config: EngineConfig, make: Callable[[EngineConfig], Made]) -> tuple[Made, str]:
+    """Make something with the draft that was asked for, or if that fails without it, and with the reason.
+
+    A draft is no condition for an answer: without it the words are the same.
+    """
+    try:
+        return make(config), ""
+    except Exception as error:
+        if not names_a_draft(config.wanted_draft):
+            raise
+        problem = str(error) or type(error).__name__
+    # here the error is gone, and with it what had been made
+    return make(without_draft(config)), problem
+
+
 def without_draft(config: EngineConfig) -> EngineConfig:
     """The same configuration with no draft."""
     drafters = tuple(name for name in config.drafters if name not in (MODEL, *TRAINED_DRAFTERS))
     return replace(config, draft=NO_DRAFT, drafters=drafters or (DEFAULT,))
-
-
-def _told(error: Exception) -> str:
-    return str(error) or type(error).__name__
 
 
 def model_info(target: Target, engine: Engine, tokenizer_folder: str) -> ModelInfo:

@@ -230,9 +230,13 @@ def test_serve_flip_and_leave(model: Path, tmp_path: Path) -> None:
     assert b"SIGUSR1" in state.read_bytes(), "what was decided is kept"
 
 
-def test_killed_server_leaves_no_worker(model: Path) -> None:
+@pytest.mark.parametrize("hangs", [False, True])
+def test_killed_server_leaves_no_worker(model: Path, hangs: bool) -> None:
     with running(model) as server:
         workers = server.workers()
+        if hangs:
+            (engine,) = (worker for worker in workers if worker.ppid() != server.process.pid)
+            engine.send_signal(signal.SIGSTOP)
         server.process.kill()
         server.process.wait(timeout=10.0)
         wait_gone(workers, within_s=5.0)

@@ -27,7 +27,7 @@ SHAPES = [(64, 64), (304, 64), (48, 16), (960, 576), (576, 1536), (64, 2048), (3
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
     """Others share the cores."""
-    CpuKernels(num_threads=1)
+    CpuKernels().take_threads(1)
 
 
 def draws(*shape: int, seed: int = 0) -> Floats:
@@ -82,7 +82,7 @@ def test_threads_change_no_bit() -> None:
     linear, x = packed(draws(608, 64)), draws(77, 64, seed=1)
     alone = {count: computed(linear, x[:count]) for count in (1, 5, 8, 13, 77)}
     for num_threads in range(2, min(4, numba.config.NUMBA_NUM_THREADS) + 1):
-        CpuKernels(num_threads=num_threads)
+        CpuKernels().take_threads(num_threads)
         for count, expected in alone.items():
             assert np.array_equal(computed(linear, x[:count]), expected)
 
@@ -173,7 +173,7 @@ PRINT_BITS = """
 import hashlib, numpy as np, torch
 from understudy.kernels.cpu import CpuKernels
 from understudy.kernels.cpu_int8 import Int8Linear
-CpuKernels(num_threads=1)
+CpuKernels().take_threads(1)
 rng = np.random.default_rng(0)
 linear = Int8Linear.pack(torch.from_numpy(rng.standard_normal((304, 192), np.float32)))
 x = rng.standard_normal((12, 192), np.float32)

@@ -31,7 +31,7 @@ HEADS = [(4, 2, 16), (9, 3, 64), (2, 2, 32), (8, 1, 16), (14, 2, 64)]
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
     """Others share the cores."""
-    CpuKernels(num_threads=1)
+    CpuKernels().take_threads(1)
 
 
 def draws(*shape: int, seed: int = 0) -> Floats:
@@ -358,5 +358,5 @@ def test_linear_of_many_rows() -> None:
 def test_linear_on_two_threads() -> None:
     linear, x = Linear.pack(torch.from_numpy(draws(608, 64))), padded(draws(13, 64, seed=1))
     alone = linear(x)
-    CpuKernels(num_threads=2)
+    CpuKernels().take_threads(2)
     assert np.array_equal(linear(x)[:13], alone[:13])

@@ -24,12 +24,24 @@ class Stem:
     popen: subprocess.Popen[bytes]
     connection: socket.socket
 
-    def kill(self) -> None:
-        """Kill it, and what it has forked."""
+    @property
+    def is_dead(self) -> bool:
+        """Whether it has ended, buried or not."""
         if self.popen.returncode is not None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.popen.pid, signal.SIGKILL)
+            return True
+        return os.waitid(os.P_PID, self.popen.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+    def kill(self, engine: int | None = None) -> None:
+        """Kill its engine, or itself and all that it has forked.
+
+        A living stem keeps the number of a dead engine, and a dead one that of their group until it is buried: no
+        signal reaches a stranger.
+        """
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # they are gone
+            if engine is not None and not self.is_dead:
+                os.kill(engine, signal.SIGKILL)
+            elif self.popen.returncode is None:
+                os.killpg(self.popen.pid, signal.SIGKILL)
 
     async def engine_status(self) -> int:
         """Wait for its engine's end; the stem's own end is that, too."""
@@ -63,11 +75,10 @@ class Process:
             self.transport.abort()
         else:
             self.connection.close()
-        if self.pid is None:  # the stem still loads, or its fork has not come far
-            self.stem.kill()
-        else:
-            with contextlib.suppress(ProcessLookupError):  # a stem keeps the number of its dead until the next is born
-                os.kill(self.pid, signal.SIGKILL)
+        if self.pid is None:  # it may be dead already, or the stem still loads
+            with contextlib.suppress(asyncio.TimeoutError):
+                return await asyncio.wait_for(self.stem.engine_status(), _ENDS_WITHIN_S)
+        self.stem.kill(self.pid)
         return await self.stem.engine_status()
 
 

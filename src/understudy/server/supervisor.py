@@ -221,10 +221,10 @@ class EngineProcess(asyncio.Protocol):
         self._frames = Frames()
         self._ready.clear()
         self._gone.clear()
+        folder = tempfile.mkdtemp(dir=self._folder.name)
         self._process = process = await self._processes.take()
         loop = asyncio.get_running_loop()
         process.transport, _ = await loop.create_unix_connection(lambda: self, sock=process.connection)
-        folder = tempfile.mkdtemp(dir=self._folder.name)
         self._heard_s = time.monotonic()
         self._send(Start(self._model, self._config, folder, self._switches, self._learned, self._cost))
 
