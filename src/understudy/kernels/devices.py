@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import cast
 
 import torch
@@ -15,27 +17,48 @@ from understudy.errors import CapacityError, ConfigError
 from understudy.kernels.cpu import CpuKernels
 from understudy.kernels.interface import Kernels
 
+log = logging.getLogger("understudy.kernels")
+
 _KEPT_FREE_BYTES = 3 << 30
 """On a GPU, for what passes hold while they run, and for their graphs."""
+_SHARED_BYTES = 200 << 10
+"""Of a GPU's shared memory, what the largest tiles take (cuda_plans.py)."""
 _SHARE_OF_GPU = 0.85
 _SHARE_OF_CPU = 0.25
 _MOST_CPU_BYTES = 2 << 30
 
 
 def choose_device(wanted: DeviceChoice) -> Device:
-    """The device that a choice comes to on this machine."""
-    reason = "" if wanted == "cpu" else _why_no_gpu()
+    """The device that a choice comes to on this machine. Whoever has a GPU that cannot be used is told why."""
+    if wanted == "cpu":
+        return "cpu"
+    if not torch.cuda.is_available():
+        reason = "torch finds none, or was built without CUDA"
+    else:
+        reason = _why_not_this_gpu()
+        if reason and wanted == "auto":
+            _tell_once(f"The GPU is not used: {reason}.")
     if wanted == "cuda" and reason:
         raise ConfigError(f"No GPU can be used: {reason}.", "Choose device='cpu', or 'auto' to use one where it is.")
-    return "cpu" if wanted == "cpu" or reason else "cuda"
+    return "cpu" if reason else "cuda"
 
 
-def _why_no_gpu() -> str:
-    if not torch.cuda.is_available():
-        return "torch finds none, or was built without CUDA"
+def _why_not_this_gpu() -> str:
     if importlib.util.find_spec("triton") is None:
         return "the package triton is not installed"
+    gpu = torch.cuda.get_device_properties()
+    room = getattr(gpu, "shared_memory_per_block_optin", _SHARED_BYTES)  # some builds of torch do not tell
+    if room < _SHARED_BYTES:
+        return (
+            f"a block has {room >> 10} KB of shared memory on an {gpu.name}, and the kernels take up to "
+            f"{_SHARED_BYTES >> 10} (Hopper has them)"
+        )
     return ""
+
+
+@lru_cache
+def _tell_once(what: str) -> None:
+    log.warning(what)
 
 
 def choose_weights(wanted: WeightType | None, device: Device) -> WeightType:
