@@ -4,7 +4,8 @@
 
 Both sides answer the same prompts in turn, round after round, in one run. The engine alone is an `LLM` in
 this process; the server is `understudy serve`; the client is a process of its own
-that reads bytes and counts events, and whose CPU time is stated. CPU times are those that the kernel counts.
+that reads bytes and counts events, and whose CPU time is stated. CPU times are those that the kernel counts. The same
+prompts are also answered by two words through the server, which tells a request's own cost from its events'.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from understudy.core.request import SamplingParams
 from understudy.llm import LLM
 
 CHAT = "/v1/completions"
+_FEW_TOKENS = 2
 
 
 @dataclass
@@ -110,7 +112,7 @@ def _cpu_s(process: psutil.Process) -> float:
 def measure(streams: list[int], num_rounds: int, max_tokens: int) -> dict[int, dict[str, list[Round]]]:
     """Run both sides in turn."""
     llm = LLM()
-    found: dict[int, dict[str, list[Round]]] = {count: {"alone": [], "served": []} for count in streams}
+    found: dict[int, dict[str, list[Round]]] = {count: {"alone": [], "served": [], "short": []} for count in streams}
     context = multiprocessing.get_context("spawn")
     # an idle server must not compute beside the engine alone, nor be plain where that one drafts
     with serve("--shadow-share", "0", "--control-share", "0") as server:
@@ -123,14 +125,15 @@ def measure(streams: list[int], num_rounds: int, max_tokens: int) -> dict[int, d
                 for count in streams:
                     texts = prompts(count)
                     at = (number + 1) * 1000 + count
-                    for side in ("alone", "served") if number % 2 else ("served", "alone"):
+                    for side in ("alone", "served", "short") if number % 2 else ("short", "served", "alone"):
                         if side == "alone":
                             result = alone(llm, texts, max_tokens, at)
                         else:
+                            num_tokens = max_tokens if side == "served" else _FEW_TOKENS
                             before = _cpu_s(http)
-                            ours.send((texts, max_tokens, at))
+                            ours.send((texts, num_tokens, at + (500 if side == "short" else 0)))
                             num_events, seconds, cpu_s = ours.recv()
-                            result = Round(count * max_tokens, seconds, num_events, _cpu_s(http) - before, cpu_s)
+                            result = Round(count * num_tokens, seconds, num_events, _cpu_s(http) - before, cpu_s)
                         if number >= 0:
                             found[count][side].append(result)
         finally:
@@ -146,13 +149,17 @@ def report(found: dict[int, dict[str, list[Round]]]) -> dict[str, Any]:
         alone_rate = [entry.tokens_per_s for entry in sides["alone"]]
         served_rate = [entry.tokens_per_s for entry in sides["served"]]
         ratios = [served / plain for served, plain in zip(served_rate, alone_rate, strict=True)]
-        events = sum(entry.events for entry in sides["served"])
+        events, few_events = (sum(entry.events for entry in sides[side]) for side in ("served", "short"))
+        cpu_ms, few_cpu_ms = (1000 * sum(entry.server_cpu_s for entry in sides[side]) for side in ("served", "short"))
+        event_ms = (cpu_ms - few_cpu_ms) / (events - few_events)
         lines[str(count)] = {
             "alone_tokens_per_s": round(statistics.median(alone_rate), 1),
             "served_tokens_per_s": round(statistics.median(served_rate), 1),
             "ratio_median": round(statistics.median(ratios), 4),
             "ratio_all": round(sum(served_rate) / sum(alone_rate), 4),
-            "server_cpu_ms_per_event": round(1000 * sum(e.server_cpu_s for e in sides["served"]) / events, 4),
+            "server_cpu_ms_per_event": round(cpu_ms / events, 4),
+            "of_that_per_event_alone": round(event_ms, 4),
+            "and_per_request": round((few_cpu_ms - event_ms * few_events) / (count * len(sides["short"])), 2),
             "client_cpu_ms_per_event": round(1000 * sum(e.client_cpu_s for e in sides["served"]) / events, 4),
             "events": events,
         }
