@@ -10,6 +10,21 @@ from understudy.control.ledger import ALLOWED, GRACE_STEPS, Ledger
 from understudy.control.policy import Offer, choose
 
 
+def test_patience_lasts_for_its_steps() -> None:
+    fresh, ahead, late = Ledger(), Ledger(), Ledger()
+    assert fresh.patience_s(1.0, 16.0) == GRACE_STEPS / 16.0
+    assert fresh.patience_s(1.0, 1.0) == fresh.room_s(1.0)
+    ahead.add(plain_step_s=1.0, step_s=92.0, num_words=100)
+    assert ahead.patience_s(1.0, 16.0) == (ALLOWED * 100.0 + GRACE_STEPS + 8.0) / 16.0
+    assert ahead.patience_s(1.0, 2.0) == ahead.room_s(1.0), "in one step no more than there is room for"
+    late.add(plain_step_s=1.0, step_s=103.0, num_words=100)
+    assert late.patience_s(1.0, 16.0) == 0.0
+    for _ in range(16):  # what it promises is kept
+        extra_s = ahead.patience_s(1.0, 16.0)
+        assert extra_s <= ahead.room_s(1.0)
+        ahead.add(plain_step_s=1.0, step_s=1.0 + extra_s, num_words=1)
+
+
 def test_balance_by_hand() -> None:
     ledger = Ledger()
     assert ledger.room_s(1.0) == GRACE_STEPS

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -129,6 +130,37 @@ def test_only_those_are_asked_for_whom_it_pays() -> None:
     draft = CostModel({1: 0.020, 2: 0.040})
     assert make_plan([prospect(0.05), prospect(0.9)], draft=draft).asked == (1,)
     assert make_plan([prospect(0.9), prospect(0.9)]).asked == (0, 1)
+
+
+def test_nobody_waits_for_the_others_for_longer_than_he_can() -> None:
+    """Else his ledger will have no room before long, and nothing is bought of what was drafted."""
+    good, dear = prospect(0.9), prospect(0.9, unread=8000, left=50.0)
+    alone = make_plan([dear, good])
+    assert alone.asked == (1,)
+    assert alone.load is not None
+    extra_s = TARGET.step_s(alone.load) + alone.drafting_s - TARGET.step_s(Load(2, 200, 200))
+    assert make_plan([replace(dear, patience_s=1.01 * extra_s), good]) == alone
+    assert make_plan([replace(dear, patience_s=0.0), good]) == Plan()
+    assert make_plan([dear, replace(good, patience_s=0.0)]) == alone, "what it gains is worth more than that"
+    shallow = make_plan([replace(dear, patience_s=0.6 * extra_s), good])
+    assert shallow.asked == (1,)
+    assert 0 < shallow.depth < alone.depth
+
+
+def test_whoever_is_asked_may_wait_for_what_he_gains() -> None:
+    hasty = [replace(prospect(acceptance), patience_s=0.0) for acceptance in (0.9, 0.6, 0.05)]
+    assert make_plan(hasty[:2]).asked == (0, 1)
+    assert make_plan(hasty) == Plan(), "the last would wait for the others, asked or not"
+    patient = [*hasty[:2], replace(hasty[2], patience_s=1.0)]
+    assert make_plan(patient).asked == (0, 1)
+    lucky = [*hasty[:2], replace(hasty[2], free_tokens=3.0)]
+    assert make_plan(lucky).asked == (0, 1), "what comes free is gained as well"
+
+
+def test_nor_does_anybody_wait_who_could_not_be_asked() -> None:
+    base, known = Load(2, 200, 0), {"target": TARGET, "drafter": DRAFT, "num_emitting": 2}
+    for patience_s, asked in [(1.0, (0,)), (0.0, ())]:
+        assert plan([prospect(0.9)], base, **known, others_patience_s=patience_s).asked == asked
 
 
 def survivals(acceptance: Sequence[float], depth: int) -> list[float]:

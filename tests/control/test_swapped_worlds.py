@@ -50,7 +50,7 @@ def test_off_and_on_in_every_case(good: float, row_cost: float, concurrency: int
 
 def test_reading_of_a_text_that_is_aborted_is_owed_all_the_same() -> None:
     run = Run(
-        World((Class("code", lambda cycle: 0.9),), num_texts=16, concurrency=2, draft_cost=0.02, reading_cost=0.5)
+        World((Class("code", lambda cycle: 0.9),), num_texts=16, concurrency=2, draft_cost=0.02, reading_cost=0.2)
     )
     steps = run.steps()
     assert isinstance(run.drafter, Priced)

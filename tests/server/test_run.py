@@ -233,7 +233,7 @@ def test_answer_that_takes_too_long_is_ended(tmp_path: Path) -> None:
 
 
 def test_only_an_admin_goes_before_others(tmp_path: Path) -> None:
-    service = fake_service(tmp_path, ServerConfig(port=0, max_running=1), step_s=0.005)
+    service = fake_service(tmp_path, ServerConfig(port=0, max_running=1), step_s=0.05)
     order: list[str] = []
 
     async def ask(name: str, priority: int, *, is_admin: bool) -> None:

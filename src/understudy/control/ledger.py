@@ -64,6 +64,11 @@ class Ledger:
         late_s = max(0.0, self.spent_s - self.plain_s)
         return max(0.0, ALLOWED * self.plain_s + GRACE_STEPS * plain_step_s - late_s)
 
+    def patience_s(self, plain_step_s: float, num_steps: float) -> float:
+        """By how much its words may be late in each of so many steps, before there is no room for one more."""
+        room_s = self.room_s(plain_step_s)
+        return min(room_s, (room_s + max(0.0, self.plain_s - self.spent_s)) / num_steps)
+
 
 @dataclass(slots=True)
 class WindowLedger:

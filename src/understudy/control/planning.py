@@ -7,9 +7,11 @@ so far:
     tokens per second = (words said anyway + words that the drafts add) / (the target's pass + the drafter's passes)
 
 The plan is the choice of sequences and depth that makes this largest; where no choice beats asking nobody, nobody is
-asked. While it drafts, the drafter asks before each further pass whether one more token is worth it (`Plan.is_worth`).
-A plan that says no would never learn that things have changed, so a small share of plain time is saved up and spent on
-asking all the same (`Allowance`).
+asked. All wait for the passes of those that are asked, and for whoever gains less than that there will soon be no room
+left (policy.py), so no plan makes anybody wait for longer than he can (`Prospect.patience_s`). While it drafts, the
+drafter asks before each further pass whether one more token is worth it (`Plan.is_worth`). A plan that says no would
+never learn that things have changed, so a small share of plain time is saved up and spent on asking all the same
+(`Allowance`).
 """
 
 from __future__ import annotations
@@ -53,6 +55,8 @@ class Prospect:
     """Words that drafts which cost nothing are expected to add already."""
     num_left: float
     """Words that the sequence is still expected to say: what reading its text is spread over."""
+    patience_s: float = math.inf
+    """How much longer each step may take than its words would plainly, if others gain by that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +91,13 @@ def plan(
     is_one_pass: bool = False,
     rows_per_guess: int = 1,
     overhead_s: float = 0.0,
+    others_patience_s: float = math.inf,
 ) -> Plan:
     """Choose whom to ask and how far. `base` is the target's pass without drafts, in which `num_emitting` speak.
 
     `is_one_pass`: the drafter makes one pass, however deep the draft. `rows_per_guess`: rows of the target's pass for
-    each depth. `overhead_s`: what asking takes beside the drafter's passes.
+    each depth. `overhead_s`: what asking takes beside the drafter's passes. `others_patience_s`: as in Prospect, of the
+    least patient text of the pass that is no prospect.
     """
     free = sum(prospect.free_tokens for prospect in prospects)
     free_load = _with_rows(base, round(free), prospects)
@@ -103,9 +109,15 @@ def plan(
     # those who gain most first; a text that is dear to read must not stand before those that are read already
     losses = [plain * deepest.reading_s - deepest.added for *_, deepest in outlooks]
     order = sorted(range(len(prospects)), key=lambda index: losses[index])
-    best, best_speed = Plan(), plain * LEAST_GAIN
     plain_s = target.step_s(base)
+    # how much longer than a plain step a text may take: what it gains by what is free, and its patience
+    waits_s = [prospect.patience_s + plain_s * prospect.free_tokens for prospect in prospects]
+    left_s = [others_patience_s]  # the least of it, of all who stand behind each place in that order
+    for index in reversed(order):
+        left_s.insert(0, min(left_s[0], waits_s[index]))
+    best, best_speed = Plan(), plain * LEAST_GAIN
     added, reading_s = [0.0] * most, [0.0] * most  # by depth, of all that are chosen so far
+    asked_s = [math.inf] * most  # likewise the least that they may take, with what they gain
     keys = 0
     for count, index in enumerate(order, 1):
         keys += prospects[index].context
@@ -113,6 +125,7 @@ def plan(
         for depth, outlook in enumerate(outlooks[index]):
             added[depth] += outlook.added
             reading_s[depth] += outlook.reading_s
+            asked_s[depth] = min(asked_s[depth], waits_s[index] + plain_s * outlook.added)
         if math.isinf(reading_s[0]):
             break  # so it is for all who come after: they stand in order of what they lose
         for depth in range(1, most + 1):
@@ -121,7 +134,8 @@ def plan(
             verify_s = target.drafted_s(rows, plain_s)
             drafting_s = overhead_s + (1 if is_one_pass else depth) * pass_s + reading_s[depth - 1]
             speed = (num_emitting + free + added[depth - 1]) / (verify_s + drafting_s)
-            if speed > best_speed:
+            longest_s = plain_s + min(asked_s[depth - 1], left_s[count])
+            if speed > best_speed and verify_s + drafting_s <= longest_s:
                 row_s = (verify_s - plain_s) / (count * depth)
                 token_s = row_s if is_one_pass else pass_s / count + row_s
                 best = Plan(tuple(sorted(order[:count])), depth, speed, token_s, drafting_s, rows)

@@ -177,7 +177,8 @@ class Asking:
             limits = [_capped(budgets[i], sequences[i], drafter.name, controller) for i in allowed]
             before = [answers.drafts[i] for i in allowed]
             started = self._clock()
-            found = self._ask(drafter, group, limits, before, controller, pricing, base, num_emitting)
+            others = [sequences[i] for i in set(range(len(sequences))).difference(allowed)]
+            found = self._ask(drafter, group, others, limits, before, controller, pricing, base, num_emitting)
             answers.ready_s = max(answers.ready_s, getattr(drafter, "ready_s", 0.0))
             seconds = max(self._clock(), answers.ready_s) - started
             asked_for = [group[i] for i in found.asked] or group  # who was weighed and left out pays for nothing else
@@ -223,6 +224,7 @@ class Asking:
         self,
         drafter: Drafter,
         sequences: Items[Sequence],
+        others: Items[Sequence],
         budgets: Items[Budget],
         before: Items[Items[Draft]],
         controller: Controller,
@@ -245,6 +247,7 @@ class Asking:
                     base,
                     num_emitting,
                     controller,
+                    others,
                 ),
             )
             if planned is None:

@@ -7,6 +7,7 @@ then all the same, or nobody would learn that things have changed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
@@ -32,6 +33,8 @@ _PLAN_CYCLES = 3
 _OVERHEAD_WEIGHT = 0.25
 _MOST_SURPRISE = 0.25
 """Share of a plain step by which a single step may take more beside the drafter's passes than was believed."""
+_WAITING_STEPS = 16
+"""For which a text that gains nothing must stand it that others are drafted for."""
 _FEW_UNREAD = MOST_DEPTH + 1
 """After a draft a few words are unread, whatever became of it."""
 
@@ -100,8 +103,9 @@ class Pricing:
         base: Load,
         num_emitting: int,
         controller: Controller,
+        others: Items[Sequence] = (),
     ) -> Asked:
-        """Whom to ask a drafter that costs time, and until when it is worth going on."""
+        """Whom to ask a drafter that costs time, and until when it is worth going on. `others` are in the same step."""
         forced = {index for index, s in enumerate(sequences) if s.request.speculation.forced}
         if len(forced) == len(sequences):  # there is nothing to weigh
             is_reading = any(drafter.num_unread(sequence.context) > _FEW_UNREAD for sequence in sequences)
@@ -112,7 +116,8 @@ class Pricing:
         prospects: list[Prospect] = []
         if chosen is None:
             items = zip(sequences, budgets, before, unread, strict=True)
-            prospects = [self._prospect(drafter, *item) for item in items]
+            plain_s = self._cost.step_s(base)
+            prospects = [self._prospect(drafter, *item, plain_s) for item in items]
             chosen = plan(
                 prospects,
                 base,
@@ -122,6 +127,7 @@ class Pricing:
                 is_one_pass=_is_one_pass(drafter),
                 rows_per_guess=_rows_per_guess(drafter),
                 overhead_s=self._overhead_s.get((drafter.name, len(sequences).bit_length()), 0.0),
+                others_patience_s=min((self._patience_s(other, plain_s) for other in others), default=math.inf),
             )
             self._held[drafter.name] = _Held(_ids(sequences), chosen, _PLAN_CYCLES if is_alone else 0)
         asked = set(chosen.asked)
@@ -174,7 +180,13 @@ class Pricing:
         return {chosen}
 
     def _prospect(
-        self, drafter: PricedDrafter, sequence: Sequence, budget: Budget, before: Items[Draft], num_unread: int
+        self,
+        drafter: PricedDrafter,
+        sequence: Sequence,
+        budget: Budget,
+        before: Items[Draft],
+        num_unread: int,
+        plain_s: float,
     ) -> Prospect:
         request = sequence.request
         free = merge([self._calibrated(sequence, draft) for draft in before])
@@ -189,10 +201,20 @@ class Pricing:
                 for position in range(1, min(budget.max_depth, most_guesses, MOST_DEPTH) + 1)
             ],
             free_tokens=sum(survival_of(free)),
-            num_left=self._lengths.num_left(
-                request.workload_class, num_generated=sequence.num_generated, num_allowed=sequence.num_left
-            ),
+            num_left=self._num_left(sequence),
+            patience_s=self._patience_s(sequence, plain_s),
         )
+
+    def _num_left(self, sequence: Sequence) -> float:
+        """Words that it is still expected to say."""
+        name = sequence.request.workload_class
+        return self._lengths.num_left(name, num_generated=sequence.num_generated, num_allowed=sequence.num_left)
+
+    def _patience_s(self, sequence: Sequence, plain_s: float) -> float:
+        """How much later than plainly its words may be in each of the next steps."""
+        if sequence.request.speculation.forced:
+            return math.inf
+        return sequence.ledger.patience_s(plain_s, max(1.0, min(self._num_left(sequence), _WAITING_STEPS)))
 
     def _limited(
         self, drafter: Drafter, sequences: Items[Sequence], budgets: Items[Budget], chosen: Plan
