@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,8 +18,8 @@ from understudy.core.control import PassCosts
 from understudy.core.switches import Switches
 from understudy.engine.engine import Engine
 from understudy.errors import ConfigError
-from understudy.wire.messages import Ready, Start, Told
-from understudy.worker import Worker, without_draft
+from understudy.wire.messages import Abort, Ready, Start, Told
+from understudy.worker import _QUIET_S, Worker, without_draft
 
 __all__ = ["maker", "shipped"]  # fixtures
 
@@ -133,3 +134,27 @@ def test_without_a_draft_the_others_stay() -> None:
     named = EngineConfig(draft="x", drafters=("suffix", "model", "ngram"))
     assert without_draft(named).drafters == ("suffix", "ngram")
     assert without_draft(EngineConfig(drafters=("eagle",))).drafters == ("default",)
+
+
+def test_who_has_nothing_to_do_makes_ready_what_is_left_and_then_waits() -> None:
+    """Whoever asks again at once finds nobody making anything ready."""
+    waits: list[float | None] = []
+    left, coming = [True] * 4, [[], [], [Abort("nobody")], [], [], [], []]
+    wire = Wire()
+
+    def receive(*, wait_s: float | None) -> list[Any]:
+        waits.append(wait_s)
+        return coming.pop(0)
+
+    wire.receive = receive  # type: ignore[attr-defined]
+    worker = Worker(wire)  # type: ignore[arg-type]
+    engine: Any = SimpleNamespace(has_work=False, prepare=lambda: bool(left and left.pop()), abort=lambda _: None)
+    engine.num_sequences, engine.num_free_blocks, engine.num_blocks, engine.step = (1, 0), 3, 4, list
+    for is_busy in (False, False, False, True, False, False, False):
+        engine.has_work = is_busy
+        worker._turn(engine)
+    assert waits == [0.0, 0.0, 0.0, 0.0, _QUIET_S, 0.0, 0.0]
+    assert not left
+    coming.append([])
+    worker._turn(engine)
+    assert waits[-1] is None, "there is nothing left: it waits for as long as it takes"

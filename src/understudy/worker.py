@@ -44,6 +44,9 @@ log = logging.getLogger("understudy.engine")
 
 Made = TypeVar("Made")
 
+_QUIET_S = 0.5
+"""Whoever asks again sooner than that does not wait for a pass that is being made ready."""
+
 
 class Worker:
     """An engine and the channel to whoever asks it."""
@@ -53,10 +56,11 @@ class Worker:
         self._cycles: list[Cycle] = []
         self._told = Told([], [])
         self._others: list[Command] = []
+        self._quiet_s: float | None = 0.0  # how long nobody asks before a pass is made ready; None: all are
 
     def wait_for_start(self) -> Start:
         """The first command, which says what to load."""
-        start, *self._others = self._channel.receive(wait=True)
+        start, *self._others = self._channel.receive(wait_s=None)
         assert isinstance(start, Start), "the first command says what to load"
         return start
 
@@ -123,12 +127,16 @@ class Worker:
         return replace(target, draft_problem=problem), engine
 
     def _turn(self, engine: Engine) -> None:
-        for command in self._channel.receive(wait=not engine.has_work):
+        commands = self._channel.receive(wait_s=0.0 if engine.has_work else self._quiet_s)
+        for command in commands:
             self._obey(engine, command)
         if engine.has_work:
+            self._quiet_s = None if self._quiet_s is None else _QUIET_S
             outputs = engine.step()
             cycles, self._cycles = self._cycles, []
             self._channel.send(Stepped(outputs, load_of(engine), pack_cycles(cycles)))
+        elif not commands:
+            self._quiet_s = 0.0 if engine.prepare() else None
         self._tell()
 
     def _obey(self, engine: Engine, command: Command) -> None:
@@ -221,7 +229,7 @@ def model_info(target: Target, engine: Engine, tokenizer_folder: str) -> ModelIn
 
 def load_of(engine: Engine) -> EngineLoad:
     """How full an engine is."""
-    return EngineLoad(engine.num_running, engine.num_waiting, engine.num_free_blocks, engine.num_blocks)
+    return EngineLoad(*engine.num_sequences, engine.num_free_blocks, engine.num_blocks)
 
 
 def check(engine: Engine) -> EngineCheck:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.kernels.cuda_device import DEVICE, DTYPE, ON_GPU
+from tests.kernels.cuda_device import DEVICE, DTYPE, ON_GPU, needs_gpu
 from tests.tiny_heads import tiny_spec
 from tests.tiny_models import write_tiny_model
 
@@ -19,8 +19,9 @@ from understudy.assembly import Target, build_engine
 from understudy.config import EngineConfig
 from understudy.control.cost import CostModel
 from understudy.core.draft import Draft, is_tree
+from understudy.core.events import Event, EventSink, Fallback, ignore
 from understudy.core.request import Facts, Request, SamplingParams, Speculation
-from understudy.drafters import trained_cuda
+from understudy.drafters import device_heads, trained_cuda
 from understudy.drafters.base import Budget, Context
 from understudy.drafters.device_heads import _MOST_PIECES, DeviceHeadDrafter, _Piece, _Text
 from understudy.drafters.trained_cuda import make_trained_drafter_on_device
@@ -73,13 +74,15 @@ def parrot(target: Target, *, always: bool = True) -> TrainedHead:
     return TrainedHead(spec, head, vocabulary, {})
 
 
-def engine_of(target: Target, trained: TrainedHead, *, num_children: int = 2) -> tuple[Engine, DeviceHeadDrafter]:
+def engine_of(
+    target: Target, trained: TrainedHead, *, num_children: int = 2, emit: EventSink = ignore
+) -> tuple[Engine, DeviceHeadDrafter]:
     runner = Runner(target.decoder, num_blocks=64, page_tokens=target.page_tokens)
     drafter = make_trained_drafter_on_device(
         trained, runner, target.decoder, shape=Shape(num_children=num_children), cost=replace(COST)
     )
     config = EngineConfig(kv_tokens=2048, max_rows_per_step=64)
-    return build_engine(target, config, drafters=[drafter], cost=COST), drafter
+    return build_engine(target, config, drafters=[drafter], cost=COST, emit=emit), drafter
 
 
 def answers(
@@ -178,6 +181,38 @@ def test_a_full_cache_of_the_draft_costs_words_nothing(
     engine, drafter = engine_of(target, parrot(target))
     drafter._pool = BlockPool(2)  # two texts of the three
     assert answers(engine, streams=3)[0] == expected[0.0]
+
+
+@needs_gpu
+def test_what_is_made_ready_is_not_the_first_of_its_size(
+    target: Target, expected: dict[float, list[tuple[int, ...]]]
+) -> None:
+    engine, drafter = engine_of(target, parrot(target))
+    while engine.prepare():
+        pass
+    sizes = set(drafter._passes._captured)
+    assert len(sizes) > 50
+    for temperature in (0.0, 2.5):
+        assert answers(engine, streams=3, temperature=temperature)[0] == expected[temperature]
+    assert set(drafter._passes._captured) == sizes
+
+
+@pytest.mark.parametrize("most", [4, 8, 16])
+def test_what_one_pass_cannot_hold_is_read_before_it(
+    target: Target, expected: dict[float, list[tuple[int, ...]]], most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Texts whose words were read are shown their last one again, and that has to fit as well."""
+    monkeypatch.setattr(device_heads, "MOST_CONTEXT", most)
+    monkeypatch.setattr(cuda_blocks, "MOST_CONTEXT", most)
+    monkeypatch.setattr(cuda_blocks, "_CONTEXTS", (most,))
+    failures: list[Event] = []
+    engine, _ = engine_of(
+        target, parrot(target), emit=lambda event: failures.append(event) if isinstance(event, Fallback) else None
+    )
+    said, facts = answers(engine, streams=3)
+    assert said == expected[0.0]
+    assert not failures
+    assert all(one.counts.accepted for one in facts), "whoever was read beforehand is drafted for as well"
 
 
 def test_drafts_for_one_text_begin_before_anybody_asks(target: Target) -> None:

@@ -6,7 +6,7 @@ Words are seen when somebody lands the pass. A draft can be made wrong at some p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -70,6 +70,9 @@ class Passes:
         self.number = number
         self.first_place = 2 * number * MOST_PLACES
         self.first_rival = self.first_place + MOST_PLACES
+
+    def prepare(self, shown: tuple[int, ...], hidden_size: int) -> Iterator[None]:
+        return iter(())
 
     def launch(self, rows: Rows, dice: Sequence[Dice | None]) -> Launched:
         device = self._device

@@ -13,10 +13,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+import torch
 
 from tests.engine.recorder import Recorder
 from tests.fresh_features import fresh_features
-from tests.kernels.cuda_device import DEVICE, DTYPE, ON_GPU
+from tests.kernels.cuda_device import DEVICE, DTYPE, ON_GPU, needs_gpu
 from tests.tiny_models import write_tiny_model
 from understudy.assembly import DraftModel, Target, build_engine
 from understudy.config import EngineConfig
@@ -27,7 +28,9 @@ from understudy.drafters.base import Context, Drafter
 from understudy.drafters.ngram import NgramDrafter
 from understudy.engine.engine import Engine
 from understudy.kernels.cuda import CudaKernels
+from understudy.kernels.cuda_passes import CudaPasses, usual_sizes
 from understudy.kernels.interface import NORMED
+from understudy.kernels.rows import NO_ROWS
 from understudy.models.decoder import Decoder
 from understudy.models.load import load_model
 from understudy.text.vocabulary import compare_vocabularies
@@ -115,6 +118,37 @@ def test_the_same_words(
     forced = Speculation(forced=bool(drafters), max_depth=3)
     for streams in (1, 4):
         assert answers(engine, streams=streams, temperature=temperature, speculation=forced) == expected[temperature]
+
+
+@needs_gpu
+def test_what_is_made_ready_is_not_the_first_of_its_size(
+    target: Target, expected: dict[float, list[tuple[int, ...]]]
+) -> None:
+    engine = engine_of(target, "model")
+    while engine.prepare():
+        pass
+    num_ready = engine._runner.num_firsts
+    assert num_ready > 2 * len(usual_sizes(())) - 40, "the target's and the draft's, but for those that were measured"
+    for temperature in (0.0, 1.0):
+        assert answers(engine, streams=1, temperature=temperature) == expected[temperature]
+    assert engine._runner.num_firsts == num_ready
+    forced = Speculation(forced=True, max_depth=3)
+    for streams in (1, 4):
+        assert answers(engine, streams=streams, temperature=1.0, speculation=forced) == expected[1.0]
+
+
+def test_rows_that_are_all_padding_leave_no_trace(target: Target, expected: dict[float, list[tuple[int, ...]]]) -> None:
+    """What is made ready is computed over such rows, between two texts and with keys of others in the cache."""
+    engine = engine_of(target, "ngram", prefix_cache=True)
+    passes = engine._runner._passes
+    assert isinstance(passes, CudaPasses)
+    before = answers(engine, streams=4, temperature=1.0)
+    held = [array.clone() for array in (engine._runner.cache.keys[:, :-1], engine._runner.cache.values[:, :-1])]
+    for size in usual_sizes(())[:: len(usual_sizes(())) // 2]:
+        passes._launch(size._replace(rows=4, groups=2, tails=32), NO_ROWS, ())
+    after = [engine._runner.cache.keys[:, :-1], engine._runner.cache.values[:, :-1]]
+    assert all(torch.equal(one, other) for one, other in zip(held, after, strict=True))
+    assert before == answers(engine, streams=4, temperature=1.0) == expected[1.0]
 
 
 def test_a_draft_that_is_the_target_is_always_right(target: Target) -> None:

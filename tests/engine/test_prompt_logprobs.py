@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.engine.drawing_device import Device, on_device
 from tests.engine.engines import PAGE, Answer, new_engine, run_alone, steps
 from understudy.assembly import Target, build_engine
 from understudy.config import EngineConfig
@@ -54,6 +55,20 @@ def test_equal_those_of_the_same_tokens_said(llama: Target, taught: list[TokenLo
 @pytest.mark.parametrize("max_rows", [1, 2, 7, 31, 256])
 def test_whatever_the_chunks(llama: Target, taught: list[TokenLogprob], max_rows: int) -> None:
     assert scores(new_engine(llama, max_rows_per_step=max_rows)) == taught
+
+
+@pytest.mark.parametrize("max_rows", [2, 7, 31])
+def test_on_a_device_that_draws(
+    llama: Target, taught: list[TokenLogprob], max_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next chunk must not begin before the logits of this one were looked at."""
+    target = replace(on_device(llama, monkeypatch, Device()), draft=None)
+    engine = new_engine(target, max_rows_per_step=max_rows)
+    assert scores(engine) == taught
+    engine.submit(request(PROMPT[:9], name="beside", prompt_logprobs=None, max_tokens=60, temperature=0.0))
+    engine.submit(request(temperature=0.0))
+    told = [entry for outputs in steps(engine) for output in outputs for entry in output.prompt_logprobs]
+    assert told == taught
 
 
 def test_of_every_architecture_in_chunks(target: Target) -> None:

@@ -75,6 +75,33 @@ def test_what_is_looked_at_too_late_is_not_taken_for_another(use_graphs: bool) -
         first.drawn()
 
 
+class Large(Captured):
+    """Leaves many numbers behind."""
+
+    def compute(self) -> torch.Tensor:
+        return self.views["numbers"].float().expand(1 << 16, -1).contiguous()
+
+
+@needs_gpu
+def test_graphs_of_a_pool_leave_what_they_return_in_the_same_memory() -> None:
+    """It is there until the next one is launched, whichever that is."""
+    shared = home(use_graphs=True)
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    graphs = [Large({"numbers": (length,)}, shared, num_places=0) for length in range(256, 64, -16)]
+    for graph in graphs:
+        graph.next_turn()
+        graph.launch().wait()
+    torch.cuda.synchronize()
+    largest = 4 * 256 << 16
+    assert torch.cuda.memory_reserved() - before < 4 * largest, "all of them together have eight times as much"
+    for number, graph in enumerate([*graphs, *reversed(graphs)], 1):
+        graph.letters[graph.next_turn()]["numbers"][:] = number
+        result = graph.launch().result
+        assert result is not None
+        assert (result == number).all()
+
+
 def test_nothing_is_drawn_where_no_place_is() -> None:
     sums = Sums(SHAPES, home(use_graphs=False), num_places=0)
     sums._answers[:] = 77

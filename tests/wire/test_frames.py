@@ -118,14 +118,14 @@ def test_a_channel_hears_all_that_came_and_the_end() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         channel = Channel(theirs)
-        assert channel.receive(wait=False) == []
+        assert channel.receive(wait_s=0.0) == []
         ours.sendall(frame(Check()) + frame(Abort("a")) + frame(Abort("b"))[:5])
-        assert channel.receive(wait=True) == [Check(), Abort("a")]
+        assert channel.receive(wait_s=None) == [Check(), Abort("a")]
         ours.sendall(frame(Abort("b"))[5:])
-        assert channel.receive(wait=True) == [Abort("b")]
+        assert channel.receive(wait_s=None) == [Abort("b")]
         ours.close()
         with pytest.raises(EOFError):
-            channel.receive(wait=True)
+            channel.receive(wait_s=None)
 
 
 def test_a_channel_may_have_a_large_number() -> None:
@@ -136,6 +136,6 @@ def test_a_channel_may_have_a_large_number() -> None:
     try:
         with ours, theirs, socket.socket(fileno=fcntl.fcntl(theirs, fcntl.F_DUPFD, 2048)) as large:
             ours.sendall(frame(Check()))
-            assert Channel(large).receive(wait=True) == [Check()]
+            assert Channel(large).receive(wait_s=None) == [Check()]
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)

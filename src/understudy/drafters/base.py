@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
@@ -107,6 +107,13 @@ class EarlyDrafter(AheadDrafter, Protocol):
         It comes when new words are known, and `ready_s` tells when it will be done. Not all of them need be asked
         about then, and others may be.
         """
+
+
+class PreparedDrafter(Drafter, Protocol):
+    """One whose first pass of each size takes longer than the others."""
+
+    def prepare(self) -> Iterator[None]:
+        """Make usual passes ready, one with each `next`; it comes while nobody is served."""
 
 
 class FeatureDrafter(Drafter, Protocol):

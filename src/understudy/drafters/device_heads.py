@@ -20,7 +20,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -107,6 +107,21 @@ class _Text:
 
 
 @dataclass(frozen=True, slots=True)
+class _Form:
+    """A draft but for its words."""
+
+    guesses: tuple[Guess, ...]
+    parents: tuple[int, ...]
+    confidence: tuple[float, ...]
+    sources: tuple[str, ...]
+
+    def draft(self, names: list[list[int]]) -> Draft:
+        """That of one text, by what stands in place of its words."""
+        tokens = tuple([names[is_rival][behind] for behind, is_rival in self.guesses])
+        return Draft(tokens=tokens, parents=self.parents, confidence=self.confidence, sources=self.sources)
+
+
+@dataclass(frozen=True, slots=True)
 class _Flight:
     """A draft under way: for which texts, in order of their places."""
 
@@ -147,6 +162,10 @@ class DeviceHeadDrafter(ABC):
         self._alone: int | None = None  # the only sequence of the last draft
         self._usual = [_FIRST_CONFIDENCE] * len(passes.tree.expanded)  # how sure words behind each node were of late
 
+    def prepare(self) -> Iterator[None]:
+        """Make usual passes ready."""
+        return self._passes.prepare()
+
     def start(self, context: Context) -> None:
         """Make ready for what there is to see, which comes with the first pass."""
         cache = SequenceCache(self._pool, self._facts.page_tokens, None, context.tenant)
@@ -161,7 +180,7 @@ class DeviceHeadDrafter(ABC):
             text.add(_Piece(first + offset, states, start, count))
         text.num_seen = first + len(features)
         if text.num_pending >= MOST_CONTEXT:
-            self._read(text, context)
+            self._read(text, context, [text])
         if self._alone == context.sequence_id and self._can_guess(context):
             self._alone = None  # until somebody asks again
             self._flight = self._launch([context])
@@ -184,12 +203,14 @@ class DeviceHeadDrafter(ABC):
         self.ready_s = flight.launched_s + self._passes.rows_each * self.cost.step_s(flight.load)
         unseen: list[int] = []
         places = {sequence_id: place for place, (sequence_id, _) in enumerate(flight.keys)}
+        forms: dict[tuple[int, int], _Form] = {}  # most texts have the same budget
         for index in ready:
             place = places.get(contexts[index].sequence_id)
             if place is not None:
-                guesses = self._passes.tree.within(budgets[index].max_depth, budgets[index].max_rows)
-                self._told[place] = guesses
-                drafts[index] = self._tree(guesses, flight.launched.names(place))
+                room = budgets[index].max_depth, budgets[index].max_rows
+                form = forms.get(room) or forms.setdefault(room, self._form(*room))
+                self._told[place] = form.guesses
+                drafts[index] = form.draft(flight.launched.names(place))
                 unseen += drafts[index].tokens
         self.unseen = frozenset(unseen)
         return drafts
@@ -232,10 +253,9 @@ class DeviceHeadDrafter(ABC):
     def _launch(self, contexts: Sequence[Context]) -> _Flight | None:
         """Read what is pending of these texts, and guess."""
         batch = [self._texts[context.sequence_id] for context in contexts]
-        for context, text in zip(contexts, batch, strict=True):
+        for context in contexts:
             self._texts.move_to_end(context.sequence_id)
-            while sum(other.num_pending for other in batch) > MOST_CONTEXT and text.pending:
-                self._read(text, context)
+        self._make_fit(contexts, batch)
         works: list[BlockWork] = []
         features: list[Any] = []
         served: list[tuple[Context, _Text, int]] = []
@@ -277,10 +297,23 @@ class DeviceHeadDrafter(ABC):
         `num_held` keys are in its cache then, and `slots` are the next ones.
         """
 
-    def _read(self, text: _Text, context: Context) -> None:
-        """Read what is pending of a text, as far as one pass goes; where there is no room it is never read."""
-        positions, states = text.take(MOST_CONTEXT)
-        if not self._reserve(text, len(positions), [text]):
+    def _make_fit(self, contexts: Sequence[Context], batch: Sequence[_Text]) -> None:
+        """Read beforehand what one pass cannot hold, from whom most is pending.
+
+        One position of each text is left to the pass: guesses begin from it.
+        """
+        assert len(batch) <= MOST_CONTEXT
+        while sum(max(1, text.num_pending) for text in batch) > MOST_CONTEXT:
+            longest = max(range(len(batch)), key=lambda index: batch[index].num_pending)
+            self._read(batch[longest], contexts[longest], batch, most=batch[longest].num_pending - 1)
+
+    def _read(self, text: _Text, context: Context, batch: Sequence[_Text], *, most: int = MOST_CONTEXT) -> None:
+        """Read what is pending of a text, as far as one pass goes; where there is no room it is never read.
+
+        Texts of the same batch keep theirs.
+        """
+        positions, states = text.take(min(most, MOST_CONTEXT))
+        if not self._reserve(text, len(positions), batch):
             return
         slots = text.cache.slots(len(positions))
         tokens = [context.tokens[position + 1] for position in positions]
@@ -296,13 +329,14 @@ class DeviceHeadDrafter(ABC):
             idle.cache.release()
         return True
 
-    def _tree(self, guesses: tuple[Guess, ...], names: list[list[int]]) -> Draft:
-        """Some guesses of a text, by their names."""
-        return Draft(
-            tokens=tuple(names[guess.is_rival][guess.behind] for guess in guesses),
-            parents=self._passes.tree.parents(guesses),
-            confidence=tuple(_believed(guess, self._usual[guess.behind]) for guess in guesses),
-            sources=(self.name,) * len(guesses),
+    def _form(self, max_depth: int, max_rows: int) -> _Form:
+        """What a draft within a budget looks like, by what is usual for its words."""
+        guesses = self._passes.tree.within(max_depth, max_rows)
+        return _Form(
+            guesses,
+            self._passes.tree.parents(guesses),
+            tuple(_believed(guess, self._usual[guess.behind]) for guess in guesses),
+            (self.name,) * len(guesses),
         )
 
 

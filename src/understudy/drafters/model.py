@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -94,6 +94,10 @@ class ModelDrafter:
         count = len(self._draft_ids)
         is_front = bool(np.array_equal(self._draft_ids, np.arange(count)))
         self._sayable: slice | NDArray[np.int64] = slice(count) if is_front else self._draft_ids
+
+    def prepare(self) -> Iterator[None]:
+        """Make usual passes ready."""
+        return self._runner.prepare()
 
     def start(self, context: Context) -> None:
         """Read nothing yet: the first word must not wait for a draft."""

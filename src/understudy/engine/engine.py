@@ -29,6 +29,7 @@ from understudy.core.request import Output, Request
 from understudy.core.switches import Switches
 from understudy.drafters.base import Drafter
 from understudy.engine.drafting import Drafting
+from understudy.engine.preparing import Preparing
 from understudy.engine.proposal import Proposal
 from understudy.engine.refusal import check_request
 from understudy.engine.scheduler import Scheduler, Share
@@ -73,8 +74,9 @@ class Engine:
         self._max_rows = self.config.max_rows_per_step or runner.decoder.kernels.rows_per_step
         self._pool = BlockPool(runner.num_blocks)
         self._prefix = PrefixCache(self._pool, runner.page_tokens) if self.config.prefix_cache else None
+        able = without_blind(drafters, runner, emit)
         self._drafting = Drafting(
-            without_blind(drafters, runner, emit),
+            able,
             cost=cost,
             vocab_size=model.vocab_size,
             emit=emit,
@@ -83,6 +85,8 @@ class Engine:
             clock=clock,
         )
         runner.feature_layers = self._drafting.showing.layers
+        self.prepare = Preparing(runner, able, emit).one_more
+        """For whoever has no work for it: makes a pass ready that would else take longer; False if there is none."""
         self._scheduler = Scheduler(
             self._pool,
             page_tokens=runner.page_tokens,
@@ -188,6 +192,8 @@ class Engine:
         speaking = [share.sequence for share in underway.shares if share.reaches_end]
         if not self._runner.draws or not underway.is_plain or any(sequence.dice is None for sequence in speaking):
             return None
+        if any([work.scored for work in underway.works]):  # noqa: C419 - their logits are gone when the next one begins
+            return None
         is_beside = self._scheduler.has_joiner or len(speaking) < len(underway.shares)
         going_on = [sequence for sequence in speaking if sequence.finish_reason is None]
         reason = self._drafting.reason_to_rest(going_on, is_beside_prompt=is_beside)
@@ -267,14 +273,9 @@ class Engine:
         return self._pool.num_blocks
 
     @property
-    def num_running(self) -> int:
-        """Sequences that hold blocks."""
-        return len(self._scheduler.running)
-
-    @property
-    def num_waiting(self) -> int:
-        """Sequences that hold none yet, or had to give theirs back."""
-        return len(self._scheduler.waiting)
+    def num_sequences(self) -> tuple[int, int]:
+        """Those that hold blocks, and those that hold none yet or had to give theirs back."""
+        return len(self._scheduler.running), len(self._scheduler.waiting)
 
     @property
     def num_free_blocks(self) -> int:

@@ -9,8 +9,9 @@ a slot that nobody reads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, product
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,17 @@ from torch import Tensor
 from understudy.core.dice import Dice
 from understudy.core.static_tree import StaticTree
 from understudy.kernels import cuda_sample
-from understudy.kernels.cuda_graphs import Answer, Captured, Home, Places, rounded, write_dice
+from understudy.kernels.cuda_graphs import (
+    LEAST_KEYS,
+    USUAL_KEYS,
+    Answer,
+    Captured,
+    Home,
+    Places,
+    has_room,
+    rounded,
+    write_dice,
+)
 from understudy.kernels.cuda_rows import GROUP_ROWS, PAGE, PlacedRows
 from understudy.kernels.rows import MOST_PLACES
 
@@ -30,7 +41,6 @@ MOST_CONTEXT = 256
 """Rows of hidden states that one pass reads"""
 _CONTEXTS = (8, 32, MOST_CONTEXT)
 """What a context is rounded up to: few sizes, since every one is captured. Eight rows and a block fill a tile."""
-_LEAST_KEYS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,9 +188,20 @@ class BlockPasses:
             rows_each=self.rows_each,
             nodes_each=len(self.tree.expanded),
             context=next(count for count in _CONTEXTS if count >= num_context),
-            keys=rounded(max(max(work.row_keys, default=1) for work in works), _LEAST_KEYS),
+            keys=rounded(max(max(work.row_keys, default=1) for work in works), LEAST_KEYS),
             draws=any(work.dice is not None and work.dice.temperature > 0.0 for work in works),
         )
+
+    def prepare(self) -> Iterator[None]:
+        """Capture the usual sizes, one with each `next`, over rows that are all padding. Nothing is under way then."""
+        texts = [1 << index for index in range(self.most_texts.bit_length())]
+        for keys, draws, count, context in product(USUAL_KEYS, (False, True), texts, _CONTEXTS):
+            size = BlockSize(count, self.rows_each, len(self.tree.expanded), context, keys, draws)
+            if not has_room(self.home):
+                return
+            if size not in self._captured and count <= context:  # of each text one position is read at least
+                self._launch(size, ())
+                yield
 
     def launch(self, works: Sequence[BlockWork], features: Sequence[Tensor]) -> BlockLaunched:
         """Begin a pass; `features`, one below the other, are those of all works' contexts [rows, layers, hidden]."""
@@ -188,7 +209,9 @@ class BlockPasses:
         assert num_context <= MOST_CONTEXT
         if num_context:
             torch.cat(list(features), out=self.features[:num_context])  # one launch, however many there are
-        size = self.size_of(works)
+        return self._launch(self.size_of(works), works)
+
+    def _launch(self, size: BlockSize, works: Sequence[BlockWork]) -> BlockLaunched:
         captured = self._captured.pop(size, None) or _Captured(size, self)
         captured.write(works)
         launched = BlockLaunched(captured.launch(), captured)
@@ -207,7 +230,9 @@ class _Captured(Captured):
         before, context_tokens, last_rows = (views.pop(name) for name in ("before", "context_tokens", "last_rows"))
         places = np.arange(size.lines, dtype=np.int32).reshape(size.nodes_each, size.texts)
         # the numbers that stand for words and for rivals, [2, nodes, texts], and those that stand before the nodes
-        self.names = names = np.stack([-1 - passes.first_place - places, -1 - passes.first_rival - places])
+        names = np.stack([-1 - passes.first_place - places, -1 - passes.first_rival - places])
+        self.names_of: list[list[list[int]]] = names.transpose(2, 0, 1).tolist()
+        """By text, the names of the words behind each expanded node, and those of their rivals"""
         above = [guess for guess in passes.tree.expanded if guess is not None]
         self._names_before = np.array([names[int(guess.is_rival), guess.behind] for guess in above], np.int32).ravel()
         rows = PlacedRows(
@@ -241,16 +266,19 @@ class _Captured(Captured):
         rows = {name: to[name][: size.rows].reshape(shape) for name in ("positions", "slots", "prefix_lens")}
         if passes.by_steps:
             rows = {name: array.T for name, array in rows.items()}
+        count, num_groups = len(guessing), len(guessing) * size.groups_each
+        if guessing:  # all of them at once: one by one they would take the host longer than the device
+            to["before"][:count] = [work.token for work in guessing]
+            positions = np.array([work.row_positions for work in guessing])
+            rows["positions"][:count] = np.minimum(positions, passes.most_positions - 1)
+            rows["slots"][:count] = [work.row_slots for work in guessing]
+            rows["prefix_lens"][:count] = [work.row_keys for work in guessing]
+            first_rows = each * np.arange(count)[:, None]
+            starts[:num_groups] = (first_rows + GROUP_ROWS * np.arange(size.groups_each)).ravel()
+            to["group_tables"][:num_groups] = np.arange(num_groups) // size.groups_each
         for index, work in enumerate(guessing):
-            to["before"][index] = work.token
-            rows["positions"][index] = np.minimum(work.row_positions, passes.most_positions - 1)
-            rows["slots"][index] = work.row_slots
-            rows["prefix_lens"][index] = work.row_keys
             to["tables"][index, : len(work.blocks)] = work.blocks
-            groups = slice(index * size.groups_each, (index + 1) * size.groups_each)
-            starts[groups] = index * each + GROUP_ROWS * np.arange(size.groups_each)
-            to["group_tables"][groups] = index
-        starts[len(guessing) * size.groups_each :] = len(guessing) * each  # what is padded belongs to no group
+        starts[num_groups:] = count * each  # what is padded belongs to no group
         self._write_context(to, works, size)
         if size.draws:
             self._write_dice(to, guessing)
@@ -264,16 +292,13 @@ class _Captured(Captured):
 
     def _write_context(self, to: dict[str, NDArray[Any]], works: Sequence[BlockWork], size: BlockSize) -> None:
         """Write where the rows of the context stand, and which of them is the last of each text."""
-        at, text = 0, 0
-        for work in works:
-            last = at + len(work.context_slots)
-            to["positions"][size.rows + at : size.rows + last] = work.context_positions
-            to["slots"][size.rows + at : size.rows + last] = work.context_slots
-            to["context_tokens"][at:last] = work.context_tokens
-            at = last
-            if work.row_slots:
-                to["last_rows"][text] = max(0, last - 1)
-                text += 1
+        ends = list(accumulate(len(work.context_slots) for work in works))
+        last = size.rows + (ends[-1] if ends else 0)
+        to["positions"][size.rows : last] = [position for work in works for position in work.context_positions]
+        to["slots"][size.rows : last] = [slot for work in works for slot in work.context_slots]
+        to["context_tokens"][: last - size.rows] = [token for work in works for token in work.context_tokens]
+        last_rows = [max(0, end - 1) for work, end in zip(works, ends, strict=True) if work.row_slots]
+        to["last_rows"][: len(last_rows)] = last_rows
 
 
 class BlockLaunched:
@@ -281,22 +306,23 @@ class BlockLaunched:
 
     def __init__(self, answer: Answer, captured: _Captured) -> None:
         self._answer = answer
-        self._names = captured.names
-        self._size = captured.size
+        self._names = captured.names_of
+        self._num_texts = captured.size.texts
+        self._drawn: tuple[list[int], list[float], list[int]] | None = None
 
     def names(self, text: int) -> list[list[int]]:
         """The numbers that stand for the words behind each expanded node of one text, and those for their rivals."""
-        names: list[list[int]] = self._names[:, :, text].tolist()
-        return names
+        return self._names[text]
 
     def guesses(self, text: int) -> list[tuple[int, float, int]]:
         """What follows each expanded node of one text: the word, how sure it is, and who came second (-1: nobody).
 
         Waits for the GPU.
         """
-        at = slice(text, self._size.lines, self._size.texts)
-        words, sureness, rivals = (line[at].tolist() for line in self._answer.drawn())
-        return list(zip(words, sureness, rivals, strict=True))
+        if self._drawn is None:
+            words, sureness, rivals = self._answer.drawn()
+            self._drawn = words.tolist(), sureness.tolist(), rivals.tolist()
+        return list(zip(*[line[text :: self._num_texts] for line in self._drawn], strict=True))
 
     def wait(self) -> None:
         """Wait for the GPU."""

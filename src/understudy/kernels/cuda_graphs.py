@@ -34,6 +34,12 @@ _LEAST_TEMPERATURE = float(np.finfo(np.float32).tiny)
 TURNS = 8
 """Launches of one size of which the answers are kept: more than are ever on their way at once"""
 
+_LEAST_FREE_BYTES = 1 << 30
+LEAST_KEYS = 256
+"""Shorter texts are computed as if they had so many keys."""
+USUAL_KEYS = (LEAST_KEYS, 512, 1024)
+"""Texts of these lengths are made ready for."""
+
 Shapes = dict[str, tuple[int, ...]]
 """The arrays of a pass, all of 32 bits, as they lie one after the other in memory."""
 
@@ -87,15 +93,15 @@ class Captured(ABC):
         self._is_sound = True
         self._num_places = num_places
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._result: Any = None  # where the graph leaves what `compute` returned
+        self._result: Tensor | None = None  # where the graph leaves what `compute` returned
         self.views = dict(zip(shapes, cut(self._numbers, shapes), strict=True))
         """The numbers on the device, as the launches read them."""
         self.letters = [_on_host(letter, shapes) for letter in self._letters]
         """The same on the host, for each turn; those of the dice by name behind `how.`"""
 
     @abstractmethod
-    def compute(self) -> Any:
-        """Launch all there is to compute."""
+    def compute(self) -> Tensor | None:
+        """Launch all there is to compute. What is returned is there until the next launch of the same pool."""
 
     def next_turn(self) -> int:
         """Whose letter is to be written; waits until the last one of that turn has been read."""
@@ -119,7 +125,8 @@ class Captured(ABC):
             self._home.places.num_firsts += not self._num_launched
             if self._home.pool is not None:
                 with _capture(self._home.pool) as graph:
-                    self._result = self._launch_all()
+                    left = self._launch_all()
+                self._result = None if left is None else _borrowed(left)
                 self._graph = graph
         self._num_launched += 1
         if self._arrived:
@@ -127,7 +134,7 @@ class Captured(ABC):
         self._is_sound = True
         return Answer(self, self._num_launched, result)
 
-    def _launch_all(self) -> Any:
+    def _launch_all(self) -> Tensor | None:
         cuda_ops.fetch_letter(self._letters, self._numbers, self._turn)
         result = self.compute()
         cuda_ops.tell_answer(self._home.drawn, self._answers, self._turn, count=self._num_places)
@@ -151,11 +158,11 @@ class Captured(ABC):
 class Answer:
     """What a launch will have drawn."""
 
-    def __init__(self, captured: Captured, number: int, result: Any) -> None:
+    def __init__(self, captured: Captured, number: int, result: Tensor | None) -> None:
         self._captured = captured
         self._number = number
         self.result = result
-        """What `compute` returned: it is there until the next launch begins"""
+        """What `compute` returned: it is there until the next launch of the same pool begins"""
 
     @property
     def is_there(self) -> bool:
@@ -170,6 +177,11 @@ class Answer:
         """What was drawn; waits for the device."""
         self.wait()
         return self._captured.told(self._number)
+
+
+def has_room(home: Home) -> bool:
+    """Whether anything is captured here, and a few more graphs would leave memory for whatever else comes."""
+    return home.pool is not None and torch.cuda.mem_get_info(home.device)[0] >= _LEAST_FREE_BYTES
 
 
 def cut(numbers: Tensor, shapes: Shapes) -> list[Tensor]:
@@ -213,6 +225,30 @@ def write_dice(to: dict[str, NDArray[Any]], dice: Sequence[Dice | None], positio
     to["how.seeds_low"][:count], to["how.seeds_high"][:count] = seeds[:, 0], seeds[:, 1]
     to["how.positions"][:count] = positions
     to["how.choices"][:count] = [one.choice for one in known]
+
+
+_TYPES = {torch.float32: "<f4", torch.int32: "<i4"}
+
+
+class _Place:
+    """Memory of a device, by its address."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": tuple(tensor.shape),
+            "typestr": _TYPES[tensor.dtype],
+            "data": (tensor.data_ptr(), False),
+            "version": 3,
+        }
+
+
+def _borrowed(tensor: Tensor) -> Tensor:
+    """The same numbers, without holding their memory: other graphs of the pool may use it when they run.
+
+    Logits of a few hundred rows are tens of megabytes, and there are hundreds of graphs.
+    """
+    assert tensor.is_contiguous()
+    return torch.as_tensor(_Place(tensor), device=tensor.device) if tensor.numel() else tensor
 
 
 @contextlib.contextmanager

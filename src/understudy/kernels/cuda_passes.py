@@ -12,7 +12,9 @@ places of its own, so a target can name what its draft has just guessed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import product
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -23,16 +25,28 @@ from torch import Tensor
 
 from understudy.core.dice import Dice
 from understudy.kernels import cuda_sample
-from understudy.kernels.cuda_graphs import Answer, Captured, Home, Places, rounded, write_dice
-from understudy.kernels.cuda_rows import PAGE, PlacedRows
+from understudy.kernels.cuda_graphs import (
+    LEAST_KEYS,
+    USUAL_KEYS,
+    Answer,
+    Captured,
+    Home,
+    Places,
+    has_room,
+    rounded,
+    write_dice,
+)
+from understudy.kernels.cuda_rows import GROUP_ROWS, PAGE, PlacedRows
 from understudy.kernels.interface import Drawn, FeatureBuffer
-from understudy.kernels.rows import MOST_PLACES, Ints, Rows
+from understudy.kernels.rows import MOST_PLACES, NO_ROWS, Ints, Rows
 
 Floats = NDArray[np.float32]
 
-_LEAST_KEYS = 256
 _EVEN_ROWS, _ROWS_APART = 256, 128
 """Beyond so many rows arithmetic takes the time, not reading the weights: sizes lie closer than powers of two."""
+_PROMPT_ROWS = (32, 64, 128, 256, 384, 512)
+_TAILS_EACH = 8
+"""Room for tails of each row, used or not: most trees need less, and share a size with chains and with no draft."""
 _FEW_LOGITS = 16
 """So many logits take as long as one: the output layer's tile has sixteen rows."""
 
@@ -57,14 +71,37 @@ class Size(NamedTuple):
     @classmethod
     def of(cls, rows: Rows, dice: Sequence[Dice | None], shown: tuple[int, ...] = ()) -> Size:
         """The size that a pass is rounded up to."""
-        num_rows, num_logits = len(rows.token_ids), len(rows.logit_rows)
-        return cls(
-            rows=rounded(num_rows) if num_rows <= _EVEN_ROWS else -(-num_rows // _ROWS_APART) * _ROWS_APART,
-            groups=rounded(len(rows.group_tables)),
-            logits=rounded(num_logits, _FEW_LOGITS) if num_logits else 0,
-            keys=rounded(rows.tables.shape[1] * PAGE, _LEAST_KEYS),
-            tails=rounded(len(rows.tail_slots)) if len(rows.tail_slots) else 0,
+        return cls.holding(
+            len(rows.token_ids),
+            num_groups=len(rows.group_tables),
+            num_logits=len(rows.logit_rows),
+            num_keys=rows.tables.shape[1] * PAGE,
+            num_tails=len(rows.tail_slots),
             draws=any([one is not None and one.temperature for one in dice]),  # noqa: C419 - of hundreds, it is faster
+            shown=shown,
+        )
+
+    @classmethod
+    def holding(
+        cls,
+        num_rows: int,
+        *,
+        num_groups: int,
+        num_logits: int,
+        num_keys: int,
+        draws: bool,
+        shown: tuple[int, ...],
+        num_tails: int = 0,
+    ) -> Size:
+        """The smallest size that has so many of everything."""
+        rows = rounded(num_rows) if num_rows <= _EVEN_ROWS else -(-num_rows // _ROWS_APART) * _ROWS_APART
+        return cls(
+            rows=rows,
+            groups=rounded(num_groups),
+            logits=rounded(num_logits, _FEW_LOGITS) if num_logits else 0,
+            keys=rounded(num_keys, LEAST_KEYS),
+            tails=rounded(num_tails, _TAILS_EACH * rows),
+            draws=draws,
             shown=shown,
         )
 
@@ -84,6 +121,20 @@ class Size(NamedTuple):
             "tail_slots": (self.tails,),
             "logit_rows": (logits,),
         }
+
+
+def usual_sizes(shown: tuple[int, ...]) -> list[Size]:
+    """What texts need while they are written, with drafts and without, and a prompt alone, or a part of it."""
+    sizes: dict[Size, None] = {}  # in order
+    for num_keys, draws in product(USUAL_KEYS, (False, True)):
+        of_this = partial(Size.holding, num_keys=num_keys, draws=draws, shown=shown)
+        for rows, each in product(range(_EVEN_ROWS.bit_length()), range(GROUP_ROWS.bit_length())):
+            num_rows = 1 << rows
+            sizes[of_this(num_rows, num_groups=-(-num_rows >> each), num_logits=num_rows)] = None
+        for num_rows, num_logits in product(_PROMPT_ROWS, (1, 0)):
+            if num_rows <= num_keys:
+                sizes[of_this(num_rows, num_groups=num_rows // GROUP_ROWS, num_logits=num_logits)] = None
+    return list(sizes)
 
 
 class CudaPasses:
@@ -132,12 +183,28 @@ class CudaPasses:
 
     def launch_showing(self, rows: Rows, dice: Sequence[Dice | None], shown: FeatureBuffer) -> CudaLaunched:
         """As `launch`; hidden states are copied on the device, from where the graph leaves those of every pass."""
-        count, num_layers, hidden_size = shown.into.shape
-        if shown.layers not in self.features:
-            self.features[shown.layers] = self.new_features((MOST_PLACES, num_layers, hidden_size))
+        count, _, hidden_size = shown.into.shape
+        left = self._make_room(shown.layers, hidden_size)
         launched = self._launch(Size.of(rows, dice, shown.layers), rows, dice)
-        shown.into.copy_(self.features[shown.layers][:count])
+        shown.into.copy_(left[:count])
         return launched
+
+    def prepare(self, shown: tuple[int, ...], hidden_size: int) -> Iterator[None]:
+        """Capture the usual sizes, one with each `next`, over rows that are all padding. Nothing is under way then."""
+        if shown:
+            self._make_room(shown, hidden_size)
+        for size in dict.fromkeys([*usual_sizes(shown), *usual_sizes(())]):  # nothing is shown while drafts are off
+            if not has_room(self._home):
+                return
+            if size not in self._captured:
+                self._launch(size, NO_ROWS, ())
+                yield
+
+    def _make_room(self, layers: tuple[int, ...], hidden_size: int) -> Tensor:
+        """Where graphs leave hidden states."""
+        if layers not in self.features:
+            self.features[layers] = self.new_features((MOST_PLACES, len(layers), hidden_size))
+        return self.features[layers]
 
     def _launch(self, size: Size, rows: Rows, dice: Sequence[Dice | None]) -> CudaLaunched:
         captured = self._captured.pop(size, None) or _Captured(size, self, self._home)
@@ -222,7 +289,9 @@ class CudaLaunched:
 
     def logits(self, first: int, last: int) -> Floats:
         """The logits of some places; waits for the GPU."""
-        on_host: Floats = self._answer.result[first:last].cpu().numpy()
+        logits = self._answer.result
+        assert logits is not None
+        on_host: Floats = logits[first:last].cpu().numpy()
         return on_host
 
 

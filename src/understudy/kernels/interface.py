@@ -6,7 +6,7 @@ one call to the next, so it need not know: what a linear layer returns is for th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -157,6 +157,12 @@ class Passes(Protocol):
 
     def launch(self, rows: Rows, dice: Sequence[Dice | None]) -> Launched:
         """Begin a pass; `dice` by place, None where the host draws."""
+
+    def prepare(self, shown: tuple[int, ...], hidden_size: int) -> Iterator[None]:
+        """Make passes of the usual sizes ready, one with each `next`, so that none of them is the first; while idle.
+
+        `shown`: layers whose hidden states passes will show.
+        """
 
 
 class FeaturePasses(Passes, Protocol):

@@ -60,3 +60,19 @@ class Rows(NamedTuple):
             tail_slots=tail,
             logit_rows=np.zeros(int(np.isin(row, self.logit_rows)), np.int64),
         )
+
+
+_NONE = np.zeros(0, np.int32)
+_START = np.zeros(1, np.int32)
+NO_ROWS = Rows(
+    token_ids=np.zeros(0, np.int64),
+    positions=_NONE,
+    slots=_NONE,
+    tables=np.zeros((0, 1), np.int32),
+    group_starts=_START,
+    group_tables=_NONE,
+    prefix_lens=_NONE,
+    tail_starts=_START,
+    tail_slots=_NONE,
+    logit_rows=np.zeros(0, np.int64),
+)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain, repeat
 from operator import attrgetter
 from typing import Any, NamedTuple, cast
@@ -137,6 +137,11 @@ class Runner:
     def num_firsts(self) -> int:
         """Passes of its device that took longer because they were the first of their size."""
         return self._passes.num_firsts
+
+    def prepare(self) -> Iterator[None]:
+        """Make usual passes ready while nothing is under way, one with each `next`."""
+        if not self._row_by_row:
+            yield from self._passes.prepare(self.feature_layers, self.decoder.config.hidden_size)
 
     def launch(self, works: Sequence[Work]) -> Flight:
         """Begin a pass."""

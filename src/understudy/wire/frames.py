@@ -98,9 +98,9 @@ class Channel:
         """Send a report. Blocks while the other end does not read."""
         self._connection.sendall(frame(report))
 
-    def receive(self, *, wait: bool) -> list[Command]:
-        """All commands that have come; with `wait` at least one. EOFError when the other end is gone."""
-        timeout_ms = None if wait else 0
+    def receive(self, *, wait_s: float | None) -> list[Command]:
+        """All commands that have come, or come first within some seconds, None: ever; EOFError if nobody is there."""
+        timeout_ms = None if wait_s is None else 1e3 * wait_s
         while self._poll.poll(timeout_ms):
             piece = self._connection.recv(1 << 20)
             if not piece:
