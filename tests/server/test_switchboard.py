@@ -228,6 +228,7 @@ def test_admin_switches(service: Service) -> None:
         {},
         {"enabled": False},
         {"enabled": False, "why": "  "},
+        {"enabled": False, "why": "\x85" + 500 * "w"},
         {"enabled": "false", "why": "x"},
         {"enabled": 0, "why": "x"},
         {"max_depth": -1, "why": "x"},

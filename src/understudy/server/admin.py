@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
 from understudy import __version__
 from understudy.core.switches import ALL_ON, Switches
@@ -23,7 +23,15 @@ from understudy.server.switchboard import described
 CHECK_TIMEOUT_S = 30.0
 _LABEL = re.compile(r"[a-z0-9_-]{1,32}")
 
-Why = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=500)]
+
+def _stripped(why: str) -> str:
+    """Spaces count towards the length, as the description says, and are no reason by themselves."""
+    if not why.strip():
+        raise ValueError("a reason must not be empty")
+    return why.strip()
+
+
+Why = Annotated[str, StringConstraints(min_length=1, max_length=500), AfterValidator(_stripped)]
 
 
 class Flip(BaseModel):
