@@ -32,7 +32,7 @@ def _references(value: Any) -> list[str]:
     return [reference for entry in value for reference in _references(entry)] if isinstance(value, list) else []
 
 
-@pytest.mark.parametrize("num_examples", [10, pytest.param(600, marks=pytest.mark.full)])
+@pytest.mark.parametrize("num_examples", [10, pytest.param(700, marks=pytest.mark.full)])
 def test_every_answer_conforms(tmp_path: Path, num_examples: int) -> None:
     app = serve_fake(tmp_path, info={"max_context": 64}).app
     config = conformance.config(seed=1, num_examples=num_examples)
