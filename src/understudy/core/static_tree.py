@@ -16,6 +16,8 @@ import heapq
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from understudy.core.draft import Draft
+
 _WORD_SHARE = 0.65
 """How often a word is right if all above it were, as far as shapes go"""
 _RIVAL_SHARE = (1.0 - _WORD_SHARE) / 2
@@ -67,6 +69,21 @@ class StaticTree:
         places: dict[Guess | None, int] = {guess: place for place, guess in enumerate(guesses)}
         places[None] = -1
         return tuple(places[self.expanded[guess.behind]] for guess in guesses)
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A draft but for its words."""
+
+    guesses: tuple[Guess, ...]
+    parents: tuple[int, ...]
+    confidence: tuple[float, ...]
+    sources: tuple[str, ...]
+
+    def draft(self, names: list[list[int]]) -> Draft:
+        """That of one text, by what stands in place of its words."""
+        tokens = tuple([names[is_rival][behind] for behind, is_rival in self.guesses])
+        return Draft(tokens=tokens, parents=self.parents, confidence=self.confidence, sources=self.sources)
 
 
 def static_tree(num_steps: int, *, num_children: int, is_wide: bool = True) -> StaticTree:

@@ -29,7 +29,7 @@ import torch
 from understudy.control.cost import CostModel, Load
 from understudy.core.dice import Dice
 from understudy.core.draft import EMPTY, Draft
-from understudy.core.static_tree import Guess
+from understudy.core.static_tree import Form, Guess
 from understudy.drafters.base import Budget, Context
 from understudy.kernels.cuda_blocks import MOST_CONTEXT, BlockLaunched, BlockPasses, BlockWork
 from understudy.kernels.interface import ShownRows
@@ -104,21 +104,6 @@ class _Text:
         if not self.pending and self.last is not None:
             self.add(self.last)
             self.cache.length = max(0, self.cache.length - 1)
-
-
-@dataclass(frozen=True, slots=True)
-class _Form:
-    """A draft but for its words."""
-
-    guesses: tuple[Guess, ...]
-    parents: tuple[int, ...]
-    confidence: tuple[float, ...]
-    sources: tuple[str, ...]
-
-    def draft(self, names: list[list[int]]) -> Draft:
-        """That of one text, by what stands in place of its words."""
-        tokens = tuple([names[is_rival][behind] for behind, is_rival in self.guesses])
-        return Draft(tokens=tokens, parents=self.parents, confidence=self.confidence, sources=self.sources)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +188,7 @@ class DeviceHeadDrafter(ABC):
         self.ready_s = flight.launched_s + self._passes.rows_each * self.cost.step_s(flight.load)
         unseen: list[int] = []
         places = {sequence_id: place for place, (sequence_id, _) in enumerate(flight.keys)}
-        forms: dict[tuple[int, int], _Form] = {}  # most texts have the same budget
+        forms: dict[tuple[int, int], Form] = {}  # most texts have the same budget
         for index in ready:
             place = places.get(contexts[index].sequence_id)
             if place is not None:
@@ -329,10 +314,10 @@ class DeviceHeadDrafter(ABC):
             idle.cache.release()
         return True
 
-    def _form(self, max_depth: int, max_rows: int) -> _Form:
+    def _form(self, max_depth: int, max_rows: int) -> Form:
         """What a draft within a budget looks like, by what is usual for its words."""
         guesses = self._passes.tree.within(max_depth, max_rows)
-        return _Form(
+        return Form(
             guesses,
             self._passes.tree.parents(guesses),
             tuple(_believed(guess, self._usual[guess.behind]) for guess in guesses),

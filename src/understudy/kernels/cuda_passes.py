@@ -45,6 +45,7 @@ Floats = NDArray[np.float32]
 _EVEN_ROWS, _ROWS_APART = 256, 128
 """Beyond so many rows arithmetic takes the time, not reading the weights: sizes lie closer than powers of two."""
 _PROMPT_ROWS = (32, 64, 128, 256, 384, 512)
+"""Sizes that a prompt alone, or a part of it, is rounded up to."""
 _TAILS_EACH = 8
 """Room for tails of each row, used or not: most trees need less, and share a size with chains and with no draft."""
 _FEW_LOGITS = 16
