@@ -21,7 +21,7 @@ from understudy.core.events import Cycle, Decided, Event, Fallback, Notice, Pree
 from understudy.core.request import Request
 from understudy.engine.engine import Engine
 from understudy.errors import CapacityError, InvalidRequest, UnderstudyError
-from understudy.wire.frames import Channel, pack_cycles
+from understudy.wire.frames import Channel, pack_tally
 from understudy.wire.messages import (
     Abort,
     Check,
@@ -37,6 +37,7 @@ from understudy.wire.messages import (
     Stepped,
     Submit,
     Switch,
+    Tally,
     Told,
 )
 
@@ -134,7 +135,7 @@ class Worker:
             self._quiet_s = None if self._quiet_s is None else _QUIET_S
             outputs = engine.step()
             cycles, self._cycles = self._cycles, []
-            self._channel.send(Stepped(outputs, load_of(engine), pack_cycles(cycles)))
+            self._channel.send(Stepped(outputs, pack_tally(Tally(load_of(engine), cycles))))
         elif not commands:
             self._quiet_s = 0.0 if engine.prepare() else None
         self._tell()

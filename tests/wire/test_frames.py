@@ -28,11 +28,11 @@ from understudy.wire.frames import (
     Frames,
     commands,
     frame,
-    pack_cycles,
+    pack_tally,
     reports,
-    unpack_cycles,
+    unpack_tally,
 )
-from understudy.wire.messages import Abort, Check, Command, Start, Stepped, Submit, Switch
+from understudy.wire.messages import Abort, Check, Command, Start, Stepped, Submit, Switch, Tally
 
 REQUEST = Request(
     request_id="a",
@@ -77,12 +77,13 @@ def test_a_command_arrives_as_it_was(command: Command) -> None:
 
 def test_a_report_arrives_as_it_was() -> None:
     cycle = Cycle(1, 0, 4, 0, 3, 2, 100, 0.001, 0.006, 0.0005, 0.008, "depth", 5)
-    report = Stepped([OUTPUT], EngineLoad(1, 2, 3, 4), pack_cycles([cycle]))
+    tally = Tally(EngineLoad(1, 2, 3, 4), [cycle])
+    report = Stepped([OUTPUT], pack_tally(tally))
     (body,) = Frames().add(frame(report))
     arrived = reports.decode(body)
     assert arrived == report
     assert isinstance(arrived, Stepped)
-    assert unpack_cycles(arrived.cycles) == [cycle]
+    assert unpack_tally(arrived.tally) == tally
 
 
 @given(st.lists(st.integers(1, 50), max_size=40))

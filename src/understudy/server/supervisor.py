@@ -26,7 +26,7 @@ from understudy.core.switches import ALL_ON, Switches
 from understudy.errors import CapacityError, EngineLost, InvalidRequest, ModelError
 from understudy.server.mailbox import Mailbox
 from understudy.server.processes import Process, Processes
-from understudy.wire.frames import Frames, frame, reports, unpack_cycles
+from understudy.wire.frames import Frames, frame, reports, unpack_tally
 from understudy.wire.messages import (
     Abort,
     Check,
@@ -75,11 +75,12 @@ class EngineProcess(asyncio.Protocol):
         self._mail: dict[str, Mailbox] = {}
         self._switches = ALL_ON
         self._sinks: dict[type[Event], list[EventSink]] = {kind: [] for kind in get_args(Event)}
-        self._untold: deque[Raw] = deque()  # the cycles of steps, packed
+        self._untold: deque[Raw] = deque()  # the tallies of steps, packed
         self._tells_at_once = False
         self._state = BackendState("starting")
         self._info: ModelInfo | None = None
         self._load = EngineLoad()
+        self._newest: Raw | None = None  # a tally that says more of it
         self._failure: ModelError | None = None
         self._checks: list[asyncio.Future[EngineCheck]] = []
         self._explanations: list[asyncio.Future[ControlView]] = []
@@ -110,6 +111,9 @@ class EngineProcess(asyncio.Protocol):
     @property
     def load(self) -> EngineLoad:
         """How full it was after its last step."""
+        newest, self._newest = self._newest, None
+        if newest is not None:
+            self._load = unpack_tally(newest).load
         return self._load
 
     @property
@@ -179,7 +183,7 @@ class EngineProcess(asyncio.Protocol):
         """
         with contextlib.suppress(IndexError):  # none is left
             while True:
-                for cycle in unpack_cycles(self._untold.popleft()):
+                for cycle in unpack_tally(self._untold.popleft()).cycles:
                     self._emit(cycle)
 
     async def check(self) -> EngineCheck:
@@ -269,7 +273,7 @@ class EngineProcess(asyncio.Protocol):
                 self._heard_s = time.monotonic()
 
     def _lose(self, message: str) -> None:
-        self._load = EngineLoad()
+        self._load, self._newest = EngineLoad(), None
         for mailbox in self._mail.values():
             mailbox.fail(EngineLost(message, "Ask again; with the same seed the answer will be the same."))
         waiting: list[asyncio.Future[Any]] = [*self._checks, *self._explanations]
@@ -290,7 +294,13 @@ class EngineProcess(asyncio.Protocol):
         """Read reports."""
         self._heard_s = time.monotonic()
         for body in self._frames.add(data):
-            self._hear(reports.decode(body))
+            report = reports.decode(body)
+            if type(report) is Stepped:  # every word comes this way: what tells kinds apart costs as much as decoding
+                for output in report.outputs:
+                    self._deliver(output)
+                self._keep(report.tally)
+            else:
+                self._hear(report)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The process is gone, or will be: to take back what a large one held takes a while."""
@@ -301,11 +311,6 @@ class EngineProcess(asyncio.Protocol):
 
     def _hear(self, report: Report) -> None:
         match report:
-            case Stepped(outputs, load, cycles):
-                self._load = load
-                for output in outputs:
-                    self._deliver(output)
-                self._keep(cycles)
             case Refused():
                 if report.request_id in self._mail:
                     self._mail[report.request_id].fail(_refusal(report))
@@ -314,7 +319,8 @@ class EngineProcess(asyncio.Protocol):
                 for event in events:
                     self._emit(event)
             case Ready(info, load, cost, pid):
-                self._info, self._load, self._cost = info, load, cost
+                self._info, self._cost = info, cost
+                self._load, self._newest = load, None
                 if self._process is not None:
                     self._process.pid = pid
                 self._state = BackendState("ready")
@@ -328,14 +334,11 @@ class EngineProcess(asyncio.Protocol):
                 self._learned = view.learned
                 _answer(self._explanations.pop(0), view)
 
-    def _keep(self, cycles: Raw) -> None:
-        if self._tells_at_once:  # here, and not in the thread of whoever asks for numbers
-            for cycle in unpack_cycles(cycles):
-                self._emit(cycle)
-            return
-        self._untold.append(cycles)
-        if len(self._untold) >= _MOST_UNTOLD:
-            self.tell_cycles()
+    def _keep(self, tally: Raw) -> None:
+        self._newest = tally
+        self._untold.append(tally)
+        if self._tells_at_once or len(self._untold) >= _MOST_UNTOLD:
+            self.tell_cycles()  # here, and not in the thread of whoever asks for numbers
 
     def _deliver(self, output: Output) -> None:
         mailbox = self._mail.get(output.request_id)

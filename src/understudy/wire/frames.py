@@ -8,8 +8,7 @@ import socket
 
 import msgspec
 
-from understudy.core.events import Cycle
-from understudy.wire.messages import Command, Report
+from understudy.wire.messages import Command, Report, Tally
 
 MOST_BYTES = 256 << 20
 """No message is longer. A frame that claims to be is no frame of ours."""
@@ -19,7 +18,7 @@ _STATUS_BYTES = 4
 _encoder = msgspec.msgpack.Encoder()
 commands: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
 reports: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)
-_cycles: msgspec.msgpack.Decoder[list[Cycle]] = msgspec.msgpack.Decoder(list[Cycle])
+_tallies: msgspec.msgpack.Decoder[Tally] = msgspec.msgpack.Decoder(Tally)
 
 
 def frame(message: Command | Report) -> bytes:
@@ -29,14 +28,14 @@ def frame(message: Command | Report) -> bytes:
     return len(body).to_bytes(_LENGTH_BYTES, "little") + body
 
 
-def pack_cycles(cycles: list[Cycle]) -> msgspec.Raw:
-    """Write cycles as a part of a message that is read by itself."""
-    return msgspec.Raw(_encoder.encode(cycles))
+def pack_tally(tally: Tally) -> msgspec.Raw:
+    """Write what a step cost as a part of a message that is read by itself."""
+    return msgspec.Raw(_encoder.encode(tally))
 
 
-def unpack_cycles(packed: msgspec.Raw) -> list[Cycle]:
-    """Read them."""
-    return _cycles.decode(packed)
+def unpack_tally(packed: msgspec.Raw) -> Tally:
+    """Read it."""
+    return _tallies.decode(packed)
 
 
 class Frames:

@@ -7,7 +7,7 @@ import msgspec
 from understudy.config import EngineConfig
 from understudy.core.backend import EngineCheck, EngineLoad, ModelInfo
 from understudy.core.control import ControlView, Learned, PassCosts
-from understudy.core.events import Decided, Fallback, Notice
+from understudy.core.events import Cycle, Decided, Fallback, Notice
 from understudy.core.request import Output, Request
 from understudy.core.switches import Switches
 
@@ -88,12 +88,18 @@ class Refused(msgspec.Struct, tag=True):
 
 
 class Stepped(msgspec.Struct, tag=True):
-    """One step: all that was said in it, what it cost, and how full the engine is now."""
+    """One step: all that was said in it."""
 
     outputs: list[Output]
+    tally: msgspec.Raw
+    """As `frames.pack_tally` writes it. Only who counts needs it, and not at once."""
+
+
+class Tally(msgspec.Struct, array_like=True):
+    """What a step cost, and how full the engine was after it."""
+
     load: EngineLoad
-    cycles: msgspec.Raw
-    """A list of `Cycle` as `frames.pack_cycles` writes it. Only who counts them needs it, and not at once."""
+    cycles: list[Cycle]
 
 
 class Told(msgspec.Struct, tag=True):

@@ -46,13 +46,16 @@ class Shape(Protocol):
     """What a whole answer calls itself."""
     chunk_name: str
     is_plain: bool
-    """Whether chunks hang on their output alone: those that could not be sent may be made again."""
+    """Whether an output adds its text and nothing else, but for the last of a choice."""
 
     def openings(self) -> list[bytes]:
         """Choices that a stream begins with, each in a chunk of its own."""
 
     def chunks(self, place: int, output: Output) -> list[bytes]:
         """What an output adds to a stream, each in a chunk of its own."""
+
+    def around_words(self, place: int) -> tuple[bytes, bytes]:
+        """What a chunk has before and after a text, where it `is_plain`: the same bytes as `chunks` gives."""
 
     def choice(self, place: int, outputs: Sequence[Output]) -> dict[str, object]:
         """A whole choice."""
@@ -106,9 +109,13 @@ async def _events(service: Service, order: Order, shape: Shape, write_now: Write
 
     def take(output: Output) -> bool:
         """Write words where they arrive: waking the task that waits for them is a fifth of what an event costs."""
-        if not shape.is_plain and not write_now(b""):  # it remembers what it has told, so that must be sure to leave
-            return False
-        if not write_now(b"".join([frame.event(piece) for piece in shape.chunks(output.choice, output)])):
+        if shape.is_plain:
+            is_written = write_now(frame.words(output.choice, output.text) if output.text else b"")
+        else:  # it remembers what it has told, so that must be sure to leave
+            is_written = write_now(b"") and write_now(
+                b"".join([frame.event(piece) for piece in shape.chunks(output.choice, output)])
+            )
+        if not is_written:
             return False
         exchanges[0].saw(output)  # as the service does with those that it yields
         return True
@@ -138,6 +145,19 @@ class Frame:
         self._begin = b"data: " + encode(_head(order, shape.chunk_name))[:-1] + b',"choices":['
         self._end = b'],"usage":null' if order.has_usage and not order.has_running_usage else b"]"
         self._is_padded = order.is_padded
+        self._around = (
+            [self._around_words(shape, place) for place in range(order.num_choices)] if shape.is_plain else []
+        )
+
+    def words(self, place: int, text: str) -> bytes:
+        """A chunk with some text of a choice and nothing else: two pieces that are ready, and the text between."""
+        before, after = self._around[place]
+        body = before + encode(text) + after
+        return self._padded(body) if self._is_padded else body
+
+    def _around_words(self, shape: Shape, place: int) -> tuple[bytes, bytes]:
+        before, after = shape.around_words(place)
+        return self._begin + before, after + self._end + (b"" if self._is_padded else _END)
 
     def event(self, choice: bytes, *, more: dict[str, object] | None = None) -> bytes:
         """A chunk with one choice, and perhaps with further fields."""

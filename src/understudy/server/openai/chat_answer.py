@@ -41,6 +41,11 @@ class ChatAnswer:
             pieces.append(_chunk(place, b"{}", finish=_finish(reason, output.stop_reason)))
         return pieces
 
+    def around_words(self, place: int) -> tuple[bytes, bytes]:
+        """What a chunk of text and nothing else has before and after the text."""
+        before, after = _chunk(place, b'{"content":\0}').split(b"\0")
+        return before, after
+
     def choice(self, place: int, outputs: Sequence[Output]) -> dict[str, object]:
         """The message that all the outputs make."""
         order, last = self._order, outputs[-1]

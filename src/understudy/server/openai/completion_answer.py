@@ -12,8 +12,6 @@ from understudy.server.openai.logprobs import CompletionLogprobs, joined
 from understudy.server.openai.order import Order
 from understudy.text.tokenizer import Tokenizer
 
-_PLAIN = b'{"index":%d,"text":%b,"logprobs":null,"finish_reason":null}'
-
 
 class CompletionAnswer:
     """A Shape. Choices are counted prompt by prompt."""
@@ -37,14 +35,16 @@ class CompletionAnswer:
 
     def chunks(self, place: int, output: Output) -> list[bytes]:
         """Text as it comes, the last of it with the reason for the end."""
-        if self.is_plain and output.finish_reason is None:
-            return [_PLAIN % (place, encode(output.text))] if output.text else []
         fields = self._fields(place, output)
         if not (fields["text"] or fields["logprobs"] or fields.get("token_ids") or output.finish_reason):
             return []
         if output.finish_reason is not None:
             fields["stop_reason"] = output.stop_reason
         return [encode({"index": place, **fields})]
+
+    def around_words(self, place: int) -> tuple[bytes, bytes]:
+        """What a chunk of text and nothing else has before and after the text."""
+        return b'{"index":%d,"text":' % place, b',"logprobs":null,"finish_reason":null}'
 
     def choice(self, place: int, outputs: Sequence[Output]) -> dict[str, object]:
         """The text that all the outputs make."""
