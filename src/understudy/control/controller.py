@@ -166,21 +166,20 @@ class Controller:
         """Write a step down. `texts`: those that spoke, by class. `drafting_s`: seconds by drafter and class."""
         tallies, self._tallies = self._tallies, {}
         texts = {name: int(count) for name, count in self._named(texts).items()}
-        drafting_s = {drafter: self._named(seconds) for drafter, seconds in drafting_s.items()}
+        drafting_s = {drafter: self._named(seconds) for drafter, seconds in drafting_s.items() if seconds}
         num_texts = sum(texts.values())
         if not num_texts:
             return
         self._num_steps += 1
         plain_s = self._cost.step_s(base)
         num_rows = load.rows - base.rows
+        predicted_s = self._cost.drafted_s(load, plain_s) if num_rows else plain_s
         if base.rows == num_texts:  # a prompt's pass says nothing of a plain step
-            self._reference.observe(forward_s / self._cost.step_s(load, base), is_plain=not num_rows)
+            self._reference.observe(forward_s / predicted_s, is_plain=not num_rows)
         excess_s = forward_s - plain_s if num_rows else 0.0  # of a plain step, by definition
         spent_s = sum(sum(by_class.values()) for by_class in drafting_s.values())
-        if num_rows:
-            predicted_s = self._cost.step_s(load, base)
-            if self._worst.observe(num_rows, predicted_s=predicted_s, seconds=forward_s):
-                self._note_overrun(num_rows, predicted_s, forward_s)
+        if num_rows and self._worst.observe(num_rows, predicted_s=predicted_s, seconds=forward_s):
+            self._note_overrun(num_rows, predicted_s, forward_s)
         debts, saved = dict.fromkeys(texts, 0.0), dict.fromkeys(texts, 0.0)
         drafted = {name for (name, _), tally in tallies.items() if tally.num_rows + tally.num_scouts}
         for drafter, seconds in drafting_s.items():

@@ -100,7 +100,8 @@ class CostModel:
         if load.rows > self._grid[-1]:
             return
         is_plain = base is None or base.rows == load.rows
-        surprise = _within(seconds / self.step_s(load, base), 1.0 / _MOST_SURPRISE, _MOST_SURPRISE)
+        predicted_s = self.step_s(load) if is_plain else self.step_s(load, base)
+        surprise = _within(seconds / predicted_s, 1.0 / _MOST_SURPRISE, _MOST_SURPRISE)
         if not is_plain:
             self._num_since_plain += 1
             self.row_factor = _within(self.row_factor * surprise**_FACTOR_WEIGHT, *_FACTOR_RANGE)
@@ -108,7 +109,7 @@ class CostModel:
         weight = 1.0 - (1.0 - _DRIFT_WEIGHT) ** (1.0 + self._num_since_plain / _AGING_STEPS)
         self._num_since_plain = 0
         self.drift = _within(self.drift * surprise**weight, *_DRIFT_RANGE)
-        nearest = min(self._grid, key=lambda rows: abs(rows - load.rows))
+        nearest = load.rows if load.rows in self.rows_s else min(self._grid, key=lambda rows: abs(rows - load.rows))
         low, high = (factor * self._profiled_s[nearest] for factor in _ENTRY_RANGE)
         self.rows_s[nearest] = _within(self.rows_s[nearest] * surprise**_ENTRY_WEIGHT, low, high)
 

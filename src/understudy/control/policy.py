@@ -71,6 +71,10 @@ class Decision:
     """Expected speed as a multiple of the same pass without what was bought."""
 
 
+NOTHING = Decision([], "no draft was offered")
+"""Where there is nothing to decide."""
+
+
 def decide(
     offers: StatedOffers,
     base: Load,
@@ -166,7 +170,7 @@ def _reason(bought: int, forced: int, gain: float, for_sale: int) -> str:
     if forced:
         return f"{forced} drafted rows were forced"
     if not for_sale:
-        return "no draft was offered"
+        return NOTHING.reason
     if not bought:
         return f"none of {for_sale} drafted rows would have paid for its time"
     return f"{bought} of {for_sale} drafted rows bought: {gain:.2f}x the tokens per second of a plain step expected"

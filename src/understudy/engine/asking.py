@@ -55,6 +55,11 @@ class Answers:
     ready_s: float = 0.0
     """When the last guess is expected to be there, by the clock, if nobody waited for it."""
 
+    @property
+    def has_offers(self) -> bool:
+        """Whether anybody proposed anything."""
+        return any(draft.tokens for drafts in self.drafts for draft in drafts)
+
     def with_choosing(self, spent_s: float) -> dict[str, dict[str, float]]:
         """The seconds, if so much was spent in all: choosing and waiting are shared by all who were asked."""
         asked_s = sum(sum(seconds.values()) for seconds in self.seconds.values())

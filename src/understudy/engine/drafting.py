@@ -1,16 +1,15 @@
 """What is drafted in a step: proposals merged into one tree for each sequence, and the rows of it that pay.
 
 What each drafter proposes (asking.py) is calibrated by what its proposals were worth so far, merged into one tree, and
-the rows that pay are bought, best first; where a drafter learns from rows of its own, those ride beside them. The
-control plane (control/controller.py) says who may be asked, and is told what came of it.
+the rows that pay are bought (buying.py), best first; where a drafter learns from rows of its own, those ride beside
+them. The control plane (control/controller.py) says who may be asked, and is told what came of it.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from collections.abc import Sequence as Items
-from dataclasses import replace
 
 from understudy.control.breaker import Tally
 from understudy.control.choosing import BELIEVED
@@ -18,18 +17,19 @@ from understudy.control.classes import ClassNames
 from understudy.control.controller import READING, Controller, by_class
 from understudy.control.cost import CostModel, Load
 from understudy.control.planning import Allowance, AnswerLengths, Worth
-from understudy.control.policy import Decision, StatedOffers, decide, prepare
+from understudy.control.policy import NOTHING, Decision, prepare
 from understudy.control.rules import START_DEPTH
 from understudy.control.stats import AcceptanceStats, survival_of
 from understudy.core.control import ControlView, Learned, Policy
-from understudy.core.draft import EMPTY, Draft, merge
+from understudy.core.draft import Draft, merge
 from understudy.core.events import Decided, EventSink
 from understudy.core.switches import ALL_ON
 from understudy.drafters.base import Budget, Drafter
-from understudy.engine.asking import Asking, budget_of, reaches, without_rivals
+from understudy.engine.asking import Answers, Asking, budget_of, reaches, without_rivals
+from understudy.engine.buying import Buyer, stated
 from understudy.engine.early import Early
 from understudy.engine.pricing import Pricing
-from understudy.engine.proposal import DraftingTime, Proposal, Reading
+from understudy.engine.proposal import NO_TIME, DraftingTime, Proposal, Reading
 from understudy.engine.scheduler import Share
 from understudy.engine.scouting import Scouting
 from understudy.engine.sequence import Sequence
@@ -81,7 +81,8 @@ class Drafting:
             exempt=self._asking.rare,
             emit=emit,
         )
-        self._time = DraftingTime()
+        self._buyer = Buyer(cost, self.stats, self.controller)
+        self._time = NO_TIME
         self._left_s: dict[str, float] = {}  # reading of texts that ended before it was written down, by class
         self.switches = ALL_ON
         """May be replaced between two steps; the next one obeys."""
@@ -161,19 +162,21 @@ class Drafting:
             base=base,
             num_emitting=num_emitting,
         )
+        if not answers.has_offers and not self._scouting.is_possible:
+            return self._without_offers(sequences, base, answers, started)
         merged = [self._merged(*item) for item in zip(sequences, answers.drafts, budgets, strict=True)]
         trees = [tree for tree, _ in merged]
         reading_s = sum(reading.seconds for reading in answers.readings)
         spent_s = max(self._clock(), answers.ready_s) - started - reading_s
         plain_s = self._cost.step_s(base)
-        offers = _stated(sequences, merged, plain_s)
+        offers = stated(sequences, merged, plain_s)
         asked_s = answers.with_choosing(spent_s)
-        decision, refusal = self._buy(
+        decision, refusal = self._buyer.buy(
             sequences, offers, base, max_rows=max_rows, num_emitting=num_emitting, spent_s=spent_s, asked_s=asked_s
         )
         in_passes_s = sum(sum(answers.seconds[name].values()) for name in answers.passes_s)
         if not answers.readings:  # what is read now pays later, and only if it is read to its end
-            self._weigh(sequences, decision, max(0.0, spent_s - in_passes_s) / plain_s)
+            self._weigh(sequences, max(0.0, spent_s - in_passes_s) / plain_s, decision)
         bought = [tree.keep(nodes) for tree, nodes in zip(trees, decision.nodes, strict=True)]
         scouts = self._scouting.choose(
             sequences,
@@ -190,7 +193,19 @@ class Drafting:
         self._time = DraftingTime(ended - started, asked_s, answers.ready_s, answers.passes_s, tuple(answers.readings))
         return proposals, f"{decision.reason}{refusal}"
 
-    def _weigh(self, sequences: Items[Sequence], decision: Decision, spent: float) -> None:
+    def _without_offers(
+        self, sequences: Items[Sequence], base: Load, answers: Answers, started_s: float
+    ) -> tuple[list[Proposal], str]:
+        """What most steps of a text come to that cannot be guessed: there is nothing to merge, to weigh or to buy."""
+        reading_s = sum(reading.seconds for reading in answers.readings)
+        spent_s = max(self._clock(), answers.ready_s) - started_s - reading_s
+        if not answers.readings:
+            self._weigh(sequences, spent_s / self._cost.step_s(base), NOTHING)
+        asked_s = answers.with_choosing(spent_s)
+        self._time = DraftingTime(spent_s + reading_s, asked_s, answers.ready_s, {}, tuple(answers.readings))
+        return [Proposal()] * len(sequences), NOTHING.reason
+
+    def _weigh(self, sequences: Items[Sequence], spent: float, decision: Decision) -> None:
         """Learn whether asking pays for its time, but for passes of a draft, which are for the ledgers.
 
         Where they bought something, the rest of the time was theirs, too; what is weighed otherwise is what it took to
@@ -208,7 +223,7 @@ class Drafting:
 
     def take_time(self) -> DraftingTime:
         """What proposing took since the last call."""
-        time, self._time = self._time, DraftingTime()
+        time, self._time = self._time, NO_TIME
         return self.early.settle(time)
 
     def seen(self, proposals: list[Proposal]) -> list[Proposal]:
@@ -222,41 +237,6 @@ class Drafting:
         kind = f"up to {most} sequences" if most > 1 else self._classes.known(sequences[0].request.workload_class)
         has_rare = any(map(self._asking.is_concerned, sequences))
         return f"{kind}, with a grammar or a prediction" if has_rare else kind
-
-    def _buy(
-        self,
-        sequences: Items[Sequence],
-        offers: StatedOffers,
-        base: Load,
-        *,
-        max_rows: int,
-        num_emitting: int,
-        spent_s: float,
-        asked_s: Mapping[str, Mapping[str, float]],
-    ) -> tuple[Decision, str]:
-        """Choose the rows that pay, and for which the ledgers have room; also tells whom these refused."""
-        refused: set[str] = set()
-        by_name: dict[str, float] = {}
-        for seconds in asked_s.values():
-            for name, one_s in seconds.items():
-                by_name[name] = by_name.get(name, 0.0) + one_s
-        while True:
-            decision = decide(
-                offers, base, self._cost, self.stats, max_rows=max_rows, num_emitting=num_emitting, spent_s=spent_s
-            )
-            rows = _rows_by_class(sequences, decision)
-            if not rows:
-                break
-            now_refused = self.controller.refused(rows, base, _load(sequences, decision, base), by_name)
-            if not now_refused:
-                break
-            refused |= now_refused
-            kept = [
-                EMPTY if s.request.workload_class in refused and not forced else draft
-                for s, draft, forced in zip(sequences, offers.drafts, offers.forced, strict=True)
-            ]
-            offers = replace(offers, drafts=kept)
-        return decision, f"; the ledger has no room for {', '.join(sorted(refused))}" if refused else ""
 
     def observe(self, sequence: Sequence, proposal: Proposal, words: Items[int], path: Items[int]) -> None:
         """Learn from what the target said where something had been proposed; `path` are the accepted nodes."""
@@ -360,16 +340,6 @@ class Drafting:
         return self.stats.calibrated(request.workload_class, draft, temperature=request.sampling.temperature)
 
 
-def _stated(sequences: Items[Sequence], merged: Items[tuple[Draft, int]], plain_s: float) -> StatedOffers:
-    return StatedOffers(
-        drafts=[tree for tree, _ in merged],
-        groups=[group for _, group in merged],
-        contexts=[len(sequence.tokens) for sequence in sequences],
-        rooms_s=[sequence.ledger.room_s(plain_s) for sequence in sequences],
-        forced=[sequence.request.speculation.forced for sequence in sequences],
-    )
-
-
 def _bought(draft: Draft, path: Items[int]) -> dict[str, Tally]:
     """Rows that were verified, and those of them that were said, by drafter."""
     tallies: dict[str, Tally] = {}
@@ -378,20 +348,3 @@ def _bought(draft: Draft, path: Items[int]) -> dict[str, Tally]:
     for node in path:
         tallies[draft.sources[node]].num_saved += 1
     return tallies
-
-
-def _rows_by_class(sequences: Items[Sequence], decision: Decision) -> dict[str, int]:
-    """Rows that were chosen and not forced, by class."""
-    rows: dict[str, int] = {}
-    for sequence, nodes in zip(sequences, decision.nodes, strict=True):
-        if nodes and not sequence.request.speculation.forced:
-            name = sequence.request.workload_class
-            rows[name] = rows.get(name, 0) + len(nodes)
-    return rows
-
-
-def _load(sequences: Items[Sequence], decision: Decision, base: Load) -> Load:
-    """The pass with what was chosen."""
-    lines = [(len(sequence.tokens), len(nodes)) for sequence, nodes in zip(sequences, decision.nodes, strict=True)]
-    rows = sum(count for _, count in lines)
-    return Load(base.rows + rows, base.keys, base.reads + sum(context * count for context, count in lines))

@@ -345,7 +345,9 @@ class Engine:
     def _settle(self, underway: Underway, verdicts: Items[Verdict]) -> None:
         """Write into the ledgers what the words took, and what they would have taken plainly."""
         load, plain, forward_s = underway.load, underway.plain, self._forward_s
-        plain_s, step_s = self.cost.step_s(plain), self.cost.step_s(load, plain) + underway.drafting.spent_s
+        plain_s = self.cost.step_s(plain)
+        pass_s = plain_s if underway.is_plain else self.cost.drafted_s(load, plain_s)
+        step_s = pass_s + underway.drafting.spent_s
         spoke = [(share, verdict) for share, verdict in zip(underway.shares, verdicts, strict=True) if verdict.words]
         num_more = sum(len(verdict.words) - 1 for _, verdict in spoke)
         for share, verdict in spoke:

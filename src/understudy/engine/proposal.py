@@ -66,3 +66,6 @@ class DraftingTime:
     """Of what asking took, by drafter that costs time, what its passes are expected to take."""
     readings: tuple[Reading, ...] = ()
     """What was read of texts, in this step and for many."""
+
+
+NO_TIME = DraftingTime()

@@ -40,7 +40,8 @@ class Scouting:
         *,
         vocab_size: int,
     ) -> None:
-        self._drafters = drafters  # shared with whoever switches failing ones off
+        self._active = drafters  # shared with whoever switches failing ones off
+        self._scout = next((cast(ScoutingDrafter, drafter) for drafter in drafters if hasattr(drafter, "scout")), None)
         self._cost = cost
         self._allowance = allowance
         self._guard = guard
@@ -92,6 +93,11 @@ class Scouting:
                 scouts[index], load, room = draft, more, room - len(draft)
         return scouts
 
+    @property
+    def is_possible(self) -> bool:
+        """Whether there is a drafter that learns from rows of its own."""
+        return self._drafter is not None
+
     def observe(self, sequence: Sequence, bought: Draft, words: Items[int]) -> None:
         """Count the words that the drafter's proposals added in a step in which it was scouting."""
         drafter = self._drafter
@@ -129,7 +135,7 @@ class Scouting:
     @property
     def _drafter(self) -> ScoutingDrafter | None:
         """The one that scouts, unless it was switched off."""
-        return next((cast(ScoutingDrafter, drafter) for drafter in self._drafters if hasattr(drafter, "scout")), None)
+        return self._scout if self._scout in self._active else None
 
     def _pays(self, sequence: Sequence, extra_s: float, rate: float, name: str) -> bool:
         if sequence.request.speculation.forced:
