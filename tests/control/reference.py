@@ -20,7 +20,7 @@ Rates = dict[tuple[int, str, int], tuple[float, float]]
 
 def rates_by_group(stats: AcceptanceStats) -> Rates:
     """What was learned of stated confidence."""
-    temperatures = (0.0, 0.5, 1.0)
+    temperatures = (0.0, 0.5, 1.0, 1.5)
     return {
         (stats.group(r.workload_class, temperatures[r.temperature_band]), r.drafter, r.index): (r.hits, r.trials)
         for r in stats.rates()

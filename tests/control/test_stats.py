@@ -163,7 +163,7 @@ def test_what_was_learned_is_recalled_as_it_was() -> None:
     rng, stats, again = random.Random(0), AcceptanceStats(), AcceptanceStats()
     for _ in range(300):
         draft = single(rng.random(), token=rng.randrange(2), source=rng.choice("xyz"))
-        stats.observe(rng.choice(("chat", "code")), draft, [1], temperature=rng.choice((0.0, 0.5, 1.0)))
+        stats.observe(rng.choice(("chat", "code")), draft, [1], temperature=rng.choice((0.0, 0.5, 1.0, 1.5)))
     again.recall([*stats.rates(), LearnedRate("confidence", "chat", 7, "x", 0, 1.0, 1.0)])
     assert sorted(map(str, again.rates())) == sorted(map(str, stats.rates()))
     assert stats.acceptance_at("chat", "x", 1) == again.acceptance_at("chat", "x", 1)
@@ -189,3 +189,15 @@ def test_the_end_of_a_chain_survives_as_the_compiled_arithmetic_says(seed: int) 
     chain = Draft.chain(range(len(stated)), confidence=stated, source=source)
     survival = stats.survival("chat", chain, temperature=0.7)[-1]
     assert stats.chain_survival(stats.group("chat", 0.7), chain) == survival
+
+
+def test_what_fails_far_above_a_temperature_of_one_is_not_held_against_one() -> None:
+    stats, draft = AcceptanceStats(), Draft.chain([7], confidence=[0.9], source="suffix")
+    for _ in range(50):
+        stats.observe("code", draft, [8], temperature=1.5)
+        stats.observe("code", draft, [7], temperature=1.0)
+    (at_one,), (far_above,) = (stats.survival("code", draft, temperature=t) for t in (1.0, 1.5))
+    assert at_one > 0.9
+    assert far_above < 0.1
+    assert stats.acceptance_at("code", "suffix", 1, temperature=1.0) > 0.9
+    assert stats.acceptance_at("code", "suffix", 1, temperature=2.0) < 0.1

@@ -20,7 +20,8 @@ from understudy.core.control import LearnedRate
 from understudy.core.draft import ROOT, Draft
 
 _BANDS = 10
-_TEMPERATURE_BANDS = 3
+_TEMPERATURE_BANDS = 4
+_HIGH_TEMPERATURE = 1.25
 _MOST_DRAFTERS = 32
 _MOST_POSITIONS = 16
 """Positions of a draft that are told apart; deeper ones count as the last."""
@@ -206,5 +207,7 @@ def _confidence_band(stated: float) -> int:
 
 
 def _temperature_band(temperature: float) -> int:
-    """Greedy, below one, and one or above: the higher, the less a drafter foresees."""
-    return 0 if temperature == 0.0 else 1 if temperature < 1.0 else 2
+    """Greedy, below one, about one, and far above, where hardly a word is foreseen that is foreseen at one."""
+    if temperature == 0.0:
+        return 0
+    return 1 if temperature < 1.0 else 2 if temperature < _HIGH_TEMPERATURE else 3
