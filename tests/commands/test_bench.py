@@ -193,7 +193,7 @@ def test_a_broken_engine_is_found(
     monkeypatch.setattr("understudy.sampling.verify.walk", believing_walk)
     free = CostModel({1: 1.0, 256: 1.0})  # rows cost nothing and promise much, so every draft is bought
     monkeypatch.setattr("understudy.assembly.measure_cost", lambda runner: free)
-    monkeypatch.setattr("understudy.engine.drafting.decide", buying_all)
+    monkeypatch.setattr("understudy.engine.buying.decide", buying_all)
     record = measure("--temperature", 2, "--seed", 1, "--max-tokens", 64, expected=1)
     assert rows(record, "drafter", "identical")[-2:] == [("plain", True), ("default", False)]
 
