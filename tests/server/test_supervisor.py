@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
+import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -173,6 +174,51 @@ def test_death_costs_only_what_was_running_and_the_engine_is_back(folder: Path) 
         assert words(await outputs(backend, asked("b"))) == expected
         assert backend.num_restarts == 1
         assert [event for event in heard if isinstance(event, Fallback) and event.what == "the engine"]
+
+    on_a_backend(folder, test)
+
+
+def test_how_full_it_is_is_known_while_it_runs_and_after_its_death(folder: Path) -> None:
+    async def test(backend: EngineProcess) -> None:
+        empty = backend.load
+        assert empty.num_free_blocks == empty.num_blocks > 0
+        async with contextlib.aclosing(backend.generate(asked("a", max_tokens=2000))) as answer:
+            await anext(answer)
+            await until(lambda: backend.load.num_running == 1)
+            assert backend.load.num_free_blocks < empty.num_blocks
+            assert backend.pid is not None
+            os.kill(backend.pid, signal.SIGKILL)
+            with pytest.raises(EngineLost):
+                [output async for output in answer]
+        assert backend.load.num_running == 0
+        await backend.wait_ready()
+        assert backend.load == empty
+        await outputs(backend, asked("b"))
+        assert backend.load.num_running == 0
+        assert backend.load.num_blocks == empty.num_blocks
+
+    on_a_backend(folder, test)
+
+
+def test_who_listens_at_once_is_told_by_the_loop_whoever_asks_for_numbers(folder: Path) -> None:
+    async def test(backend: EngineProcess) -> None:
+        threads: list[int] = []
+        backend.listen(lambda event: threads.append(threading.get_ident()), Cycle, at_once=True)
+        is_over = threading.Event()
+
+        def ask() -> None:
+            while not is_over.is_set():
+                backend.tell_cycles()
+
+        asking = asyncio.create_task(asyncio.to_thread(ask))
+        try:
+            found = await outputs(backend, asked("a", max_tokens=200))
+        finally:
+            is_over.set()
+            await asking
+        assert len(words(found)) == 200
+        assert len(threads) >= len(found) - 1
+        assert set(threads) == {threading.get_ident()}
 
     on_a_backend(folder, test)
 

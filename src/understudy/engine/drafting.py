@@ -196,7 +196,7 @@ class Drafting:
     def _without_offers(
         self, sequences: Items[Sequence], base: Load, answers: Answers, started_s: float
     ) -> tuple[list[Proposal], str]:
-        """What most steps of a text come to that cannot be guessed: there is nothing to merge, to weigh or to buy."""
+        """What most steps of a text come to that cannot be guessed: there is nothing to merge or to buy."""
         reading_s = sum(reading.seconds for reading in answers.readings)
         spent_s = max(self._clock(), answers.ready_s) - started_s - reading_s
         if not answers.readings:

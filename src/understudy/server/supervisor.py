@@ -80,7 +80,7 @@ class EngineProcess(asyncio.Protocol):
         self._state = BackendState("starting")
         self._info: ModelInfo | None = None
         self._load = EngineLoad()
-        self._newest: Raw | None = None  # a tally that says more of it
+        self._newest: Raw | None = None  # the last tally, which says more of it
         self._failure: ModelError | None = None
         self._checks: list[asyncio.Future[EngineCheck]] = []
         self._explanations: list[asyncio.Future[ControlView]] = []
@@ -111,10 +111,8 @@ class EngineProcess(asyncio.Protocol):
     @property
     def load(self) -> EngineLoad:
         """How full it was after its last step."""
-        newest, self._newest = self._newest, None
-        if newest is not None:
-            self._load = unpack_tally(newest).load
-        return self._load
+        newest = self._newest  # nothing is written here: any thread may ask
+        return self._load if newest is None else unpack_tally(newest).load
 
     @property
     def pid(self) -> int | None:
@@ -336,9 +334,13 @@ class EngineProcess(asyncio.Protocol):
 
     def _keep(self, tally: Raw) -> None:
         self._newest = tally
+        if self._tells_at_once:  # here, and not in the thread of whoever asks for numbers: it is never kept
+            for cycle in unpack_tally(tally).cycles:
+                self._emit(cycle)
+            return
         self._untold.append(tally)
-        if self._tells_at_once or len(self._untold) >= _MOST_UNTOLD:
-            self.tell_cycles()  # here, and not in the thread of whoever asks for numbers
+        if len(self._untold) >= _MOST_UNTOLD:
+            self.tell_cycles()
 
     def _deliver(self, output: Output) -> None:
         mailbox = self._mail.get(output.request_id)
