@@ -157,6 +157,7 @@ def report(found: dict[int, dict[str, list[Round]]]) -> dict[str, Any]:
             "served_tokens_per_s": round(statistics.median(served_rate), 1),
             "ratio_median": round(statistics.median(ratios), 4),
             "ratio_all": round(sum(served_rate) / sum(alone_rate), 4),
+            "ratios": [round(ratio, 3) for ratio in ratios],
             "server_cpu_ms_per_event": round(cpu_ms / events, 4),
             "of_that_per_event_alone": round(event_ms, 4),
             "and_per_request": round((few_cpu_ms - event_ms * few_events) / (count * len(sides["short"])), 2),
