@@ -355,6 +355,45 @@ def test_linear_of_many_rows() -> None:
         assert np.array_equal(linear(padded(x[777 - count :]))[:count], whole[777 - count : 777])
 
 
+def bytes_times_steps(num_out: int, num_in: int, *, seed: int = 0) -> Floats:
+    """A weight as it comes out of a Q8_0 file: whole numbers up to 127 times a step for each 32, in half precision."""
+    rng = np.random.default_rng(seed)
+    steps = (rng.random((num_out, num_in // 32, 1)) * 0.01).astype(np.float16).astype(np.float32)
+    numbers = rng.integers(-127, 128, (num_out, num_in // 32, 32)).astype(np.float32)
+    numbers[:, :, 7] = 127 * rng.choice([-1, 1], numbers.shape[:2])
+    steps[1], numbers[2, 0] = 0, 0  # whole outputs, and single blocks, may be nothing
+    weight: Floats = (steps * numbers).reshape(num_out, num_in) + np.float32(0)  # no zero has a sign in such a file
+    return weight
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize(("num_out", "num_in"), [(64, 64), (33, 32), (304, 576), (16, 1536)])
+def test_a_weight_that_bytes_hold_gives_the_bits_of_its_floats(num_out: int, num_in: int, has_bias: bool) -> None:
+    weight, x = bytes_times_steps(num_out, num_in), draws(70, num_in, seed=1)
+    bias = torch.from_numpy(draws(num_out, seed=2)) if has_bias else None
+    held = Linear.pack(torch.from_numpy(weight), bias)
+    assert held.panels.dtype == np.int8
+    assert held.num_bytes < 0.35 * weight.nbytes + 4 * 16 * num_in
+    with_one_float = np.concatenate([weight, np.full((1, num_in), 1 / 3, np.float32)])
+    with_one_float[-1, 0] = 1 / 7  # a row that no byte and step can say, so all of it is held as floats
+    bias_too = None if bias is None else torch.cat([bias, torch.zeros(1)])
+    floats = Linear.pack(torch.from_numpy(with_one_float), bias_too)
+    assert floats.panels.dtype == np.float32
+    for first, last in [*row_ranges(20), (0, 70), (1, 70)]:
+        rows = padded(x[first:last])
+        count = last - first
+        assert np.array_equal(held(rows)[:count], floats(rows)[:count, :num_out])
+    expected = reference.linear(x, weight, None if bias is None else bias.numpy())
+    np.testing.assert_allclose(held(padded(x))[:70], expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -0.0, 1e-3, 3e38, 1e-45])
+def test_one_number_that_is_no_byte_leaves_a_weight_as_it_is(value: float) -> None:
+    weight = bytes_times_steps(64, 64)
+    weight[41, 50] = value
+    assert Linear.pack(torch.from_numpy(weight)).panels.dtype == np.float32
+
+
 def test_linear_on_two_threads() -> None:
     linear, x = Linear.pack(torch.from_numpy(draws(608, 64))), padded(draws(13, 64, seed=1))
     alone = linear(x)

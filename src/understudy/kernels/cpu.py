@@ -46,6 +46,10 @@ class Cache:
             cpu_attention.copy_slots(self.keys, self.values, sources, targets)
 
 
+_MANY_ROWS = 8
+"""From here on it pays to wake all threads for a gate."""
+
+
 class CpuKernels:
     """Row-invariant kernels for the CPU: fp32 throughout, but for weights that were packed as int8."""
 
@@ -167,7 +171,8 @@ class CpuPass:
 
     def gate(self, gate_up: PackedLinear, x: Floats) -> Floats:
         """Silu(gate) * up of x, [rows, features]."""
-        cpu_ops.gated(gate_up(x), self._activated)
+        gated = cpu_ops.gated_by_threads if len(x) >= _MANY_ROWS else cpu_ops.gated
+        gated(gate_up(x), self._activated)
         return self._activated
 
     def add(self, delta: Floats) -> None:

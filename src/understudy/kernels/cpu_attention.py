@@ -30,6 +30,9 @@ NO_WINDOW = 2**31 - 1
 QUERIES = 4
 """Queries that share a page while it is in registers: enough independent sums to keep the multipliers busy."""
 
+_FEW_PAIRS = 4
+"""Pairs of rows and a key head for each thread, below which they are halved."""
+
 f32 = np.float32
 _MINUS_HUGE = f32(-3e38)
 
@@ -256,7 +259,7 @@ def _first_seen(prefix_len: int, tail_len: int, window: int) -> int:
 
 @jit_exact
 def _attend_group(
-    span: Ints, head: int, queries: Floats, keys: Floats, values: Floats, num_kv_heads: int, table: Ints,
+    span: tuple[int, int], head: int, queries: Floats, keys: Floats, values: Floats, num_kv_heads: int, table: Ints,
     prefix_lens: Ints, tail_starts: Ints, tail_slots: Ints, window: int, out: Floats,
 ) -> None:  # fmt: skip
     """Rows span[0] .. span[1] - 1 of one sequence against one key head; keys and values flat.
@@ -265,7 +268,7 @@ def _attend_group(
     all rows see whole are added for all of them at once; those before (of the window's first page) and after, row by
     row. Either way a row adds the values that it sees, and no others, in order of position.
     """
-    first, last, dim = span[0], span[1], queries.shape[2]
+    (first, last), dim = span, queries.shape[2]
     group = queries.shape[1] // num_kv_heads
     num_rows = last - first
     num_queries = (num_rows * group + QUERIES - 1) // QUERIES * QUERIES  # the last ones may be padding
@@ -328,18 +331,27 @@ def attend(
     """
     num_kv_heads = keys.shape[1]
     flat_keys, flat_values = keys.reshape(-1), values.reshape(-1)
-    num_items = (group_starts.shape[0] - 1) * num_kv_heads
+    num_pairs = (group_starts.shape[0] - 1) * num_kv_heads  # of a group and a key head
+    # Few pairs do not spread evenly: three heads on two threads take as long as four. Halves of their rows do.
+    num_parts = 2 if num_pairs < _FEW_PAIRS * num_threads else 1
+    num_items = num_pairs * num_parts
     share = (num_items + num_threads - 1) // num_threads
     for place in numba.prange(share * num_threads):
         # A thread has places in a row. It takes every so manyth item: neighbours are of one text and cost alike.
         item = place % share * num_threads + place // share
         if item >= num_items:
             continue
-        group = item // num_kv_heads
-        _attend_group(
-            group_starts[group : group + 2], item % num_kv_heads, queries, flat_keys, flat_values, num_kv_heads,
-            tables[group_tables[group]], prefix_lens, tail_starts, tail_slots, window, out,
-        )  # fmt: skip
+        pair, part = item % num_pairs, item // num_pairs
+        group = pair // num_kv_heads
+        first, num_rows = group_starts[group], group_starts[group + 1] - group_starts[group]
+        share_of_rows = (num_rows + num_parts - 1) // num_parts
+        begin = first + min(part * share_of_rows, num_rows)
+        end = first + min((part + 1) * share_of_rows, num_rows)
+        if begin < end:
+            _attend_group(
+                (begin, end), pair % num_kv_heads, queries, flat_keys, flat_values, num_kv_heads,
+                tables[group_tables[group]], prefix_lens, tail_starts, tail_slots, window, out,
+            )  # fmt: skip
 
 
 @jit_exact

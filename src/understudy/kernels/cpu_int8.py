@@ -15,7 +15,6 @@ Panels of 16 outputs are laid out [panel, four inputs, output, input of the four
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +25,7 @@ from torch import Tensor
 
 from understudy.compiled import jit_exact, jit_exact_parallel
 from understudy.kernels.cpu_linear import ROWS
+from understudy.kernels.packing import pack_in_parts
 from understudy.kernels.simd import (
     LANES,
     bits,
@@ -94,13 +94,13 @@ class Int8Linear:
         """Round a weight [outputs, inputs] to 8 bits and lay it out; a row that is not finite gets the scale NaN."""
         num_outputs, num_inputs = weight.shape
         num_panels, num_blocks = -(-num_outputs // LANES), -(-num_inputs // BLOCK)
-        scales = np.zeros(num_panels * LANES, np.float32)
+        scales = np.zeros((num_panels, LANES), np.float32)
         panels = np.full((num_panels, num_blocks * _GROUPS, LANES, 4), 128, np.uint8)
-        _pack_in_parts(np.ascontiguousarray(weight.float().numpy()), panels, scales)
+        pack_in_parts(_pack, np.ascontiguousarray(weight.float().numpy()), panels, scales)
         start = np.zeros(num_panels * LANES, np.float32)
         if bias is not None:
             start[:num_outputs] = bias.float().numpy()
-        return cls(panels.reshape(-1), scales, start, num_outputs, num_inputs)
+        return cls(panels.reshape(-1), scales.reshape(-1), start, num_outputs, num_inputs)
 
     @property
     def num_bytes(self) -> int:
@@ -118,22 +118,12 @@ class Int8Linear:
         return out if len(self.bias) == self.num_outputs else out[:, : self.num_outputs]
 
 
-def _pack_in_parts(weight: Floats, panels: Bytes, scales: Floats) -> None:
-    """Round a weight with all cores, in threads that end here: who has loaded a model can still be forked (stem.py)."""
-    num_parts: int = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
-    share = -(-len(panels) // num_parts)
-    with ThreadPoolExecutor(num_parts) as threads:
-
-        def part(first: int) -> None:
-            outputs = slice(first * LANES, (first + share) * LANES)
-            _pack(weight[outputs], panels[first : first + share], scales[outputs])
-
-        list(threads.map(part, range(0, len(panels), share)))
-
-
 @jit_exact
 def _pack(weight: Floats, panels: Bytes, scales: Floats) -> None:
-    """Round a weight [outputs, inputs] into panels [panels, groups, LANES, 4] that hold 128, the stored zero."""
+    """Round a weight [outputs, inputs] into panels [panels, groups, LANES, 4] that hold 128, the stored zero.
+
+    Scales [panels, LANES] are zeros.
+    """
     num_outputs, num_inputs = weight.shape
     for n in range(num_outputs):
         panel, lane = n // LANES, n % LANES
@@ -144,9 +134,9 @@ def _pack(weight: Floats, panels: Bytes, scales: Floats) -> None:
                 most = size
         scale = most / f32(127)
         if not scale < f32(np.inf):
-            scales[n] = f32(np.nan)
+            scales[panel, lane] = f32(np.nan)
         elif scale > _LEAST_SCALE:
-            scales[n] = scale
+            scales[panel, lane] = scale
             for k in range(num_inputs):
                 panels[panel, k // 4, lane, k % 4] = np.uint8(np.int32(np.rint(weight[n, k] / scale)) + np.int32(128))
 

@@ -7,6 +7,10 @@ number of rows does change is how many of them share a weight while it is in a r
 
 Weights lie in panels of 16 outputs, [panel, input, output], and a panel is read from memory once for all rows. Up to
 about eight rows the time is that of reading the weights, which is why a drafted row costs next to nothing.
+
+A file that was quantised to 8 bits (GGUF's Q8_0) becomes weights of four bytes that know no more than the one byte they
+came from. Where every weight is a byte times the step of its block, to the last bit, bytes and steps are what is kept,
+and multiplied out in registers: the same sums of the same numbers, with a quarter of the memory to read.
 """
 
 from __future__ import annotations
@@ -19,9 +23,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from understudy.compiled import jit_exact, jit_exact_parallel
-from understudy.kernels.simd import LANES, fma, has_wide_registers, load, prefetch, spread, store
+from understudy.kernels.packing import pack_in_parts
+from understudy.kernels.simd import LANES, fma, has_wide_registers, load, load_weights, prefetch, spread, store
 
 Floats = NDArray[np.float32]
+SignedBytes = NDArray[np.int8]
+Panels = Floats | SignedBytes
+
+f32 = np.float32
 
 ROWS = 4
 """Row counts above one are padded to a multiple of this."""
@@ -29,16 +38,21 @@ ROWS = 4
 _EIGHT_FIT = has_wide_registers()
 """Eight sums of 16 floats stay in registers; with AVX2 they would spill and take 2.5 times as long as twice four."""
 
-_AHEAD = 256 * LANES
-"""How far ahead of its use a weight is asked for: 16 KiB. A single row is so fast that it runs ahead by itself."""
+_AHEAD_BYTES = 16 * 1024
+"""How far ahead of its use a weight is asked for. A single row is so fast that it runs ahead by itself."""
+
+BLOCK = 32
+"""Inputs that share a step, as in a Q8_0 file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Linear:
     """A weight [outputs, inputs] in panels."""
 
-    panels: Floats
-    """Flat: [panels, inputs, LANES]"""
+    panels: Panels
+    """Flat: [panels, inputs, LANES]; bytes where they hold the weight exactly"""
+    steps: Floats
+    """Flat: [panels, blocks, LANES], by which bytes are multiplied; empty where there are none"""
     bias: Floats
     """[panels * LANES], zero where there is none"""
     num_outputs: int
@@ -48,73 +62,120 @@ class Linear:
         """Lay out a weight [outputs, inputs]; outputs beyond the last whole panel are padding."""
         num_outputs, num_inputs = weight.shape
         num_panels = -(-num_outputs // LANES)
-        rows: Floats = weight.float().numpy()
-        if num_panels * LANES > num_outputs:
-            rows = np.concatenate([rows, np.zeros((num_panels * LANES - num_outputs, num_inputs), np.float32)])
-        panels = np.ascontiguousarray(rows.reshape(num_panels, LANES, num_inputs).transpose(0, 2, 1)).reshape(-1)
+        rows: Floats = np.ascontiguousarray(weight.float().numpy())
         start = np.zeros(num_panels * LANES, np.float32)
         if bias is not None:
             start[:num_outputs] = bias.float().numpy()
-        return cls(panels, start, num_outputs)
+        compact = _as_bytes(rows, num_panels)
+        if compact is not None:
+            panels, steps = compact
+            return cls(panels.reshape(-1), steps.reshape(-1), start, num_outputs)
+        if num_panels * LANES > num_outputs:
+            rows = np.concatenate([rows, np.zeros((num_panels * LANES - num_outputs, num_inputs), np.float32)])
+        whole = np.ascontiguousarray(rows.reshape(num_panels, LANES, num_inputs).transpose(0, 2, 1)).reshape(-1)
+        return cls(whole, np.empty(0, np.float32), start, num_outputs)
 
     @property
     def num_bytes(self) -> int:
         """Memory that it takes."""
-        return self.panels.nbytes + self.bias.nbytes
+        return self.panels.nbytes + self.steps.nbytes + self.bias.nbytes
 
     def __call__(self, x: Floats) -> Floats:
         """x [rows, inputs] -> [rows, outputs]; one row, or a multiple of ROWS."""
         assert x.shape[0] == 1 or x.shape[0] % ROWS == 0
         out = np.empty((x.shape[0], len(self.bias)), np.float32)
-        _linear(x, self.panels, self.bias, out)
+        _linear(x, self.panels, self.steps, self.bias, out)
         return out if len(self.bias) == self.num_outputs else out[:, : self.num_outputs]
 
 
+def _as_bytes(weight: Floats, num_panels: int) -> tuple[SignedBytes, Floats] | None:
+    """A weight [outputs, inputs] as panels [panels, inputs, LANES] of bytes and their steps, if that is what it is."""
+    num_inputs = weight.shape[1]
+    if num_inputs % BLOCK or not _write_bytes(weight[:1], *_room(1, num_inputs)):
+        return None  # as nearly every weight says with its first row
+    panels, steps = _room(num_panels, num_inputs)
+    return (panels, steps) if all(pack_in_parts(_write_bytes, weight, panels, steps)) else None
+
+
+def _room(num_panels: int, num_inputs: int) -> tuple[SignedBytes, Floats]:
+    panels = np.zeros((num_panels, num_inputs, LANES), np.int8)
+    return panels, np.zeros((num_panels, num_inputs // BLOCK, LANES), np.float32)
+
+
+@jit_exact
+def _write_bytes(weight: Floats, panels: SignedBytes, steps: Floats) -> bool:
+    """Write a weight as bytes and steps; whether each number came out as it was, a zero's sign too.
+
+    Whoever rounded a block to bytes gave 127 to its largest number, so the 127th part of that is the step.
+    """
+    for n in range(weight.shape[0]):
+        panel, lane = n // LANES, n % LANES
+        for block in range(weight.shape[1] // BLOCK):
+            first = block * BLOCK
+            most = f32(0)
+            for k in range(first, first + BLOCK):
+                most = max(most, abs(weight[n, k]))
+            step, inverse = most / f32(127), f32(0)
+            if most > f32(0):
+                inverse = f32(127) / most
+            steps[panel, block, lane] = step
+            for k in range(first, first + BLOCK):
+                value = weight[n, k]
+                number = np.rint(value * inverse)
+                if not abs(number) <= f32(127):
+                    return False
+                panels[panel, k, lane] = np.int8(number)
+                again = f32(panels[panel, k, lane]) * step
+                if again != value or np.signbit(again) != np.signbit(value):
+                    return False
+    return True
+
+
 @jit_exact_parallel
-def _linear(x: Floats, panels: Floats, bias: Floats, out: Floats) -> None:
+def _linear(x: Floats, panels: Panels, steps: Floats, bias: Floats, out: Floats) -> None:
     """Compute x [rows, inputs] -> out [rows, outputs], panel by panel."""
     num_rows, num_inputs = x.shape
     num_outputs = out.shape[1]
     flat_x, flat_out = x.reshape(-1), out.reshape(-1)
     for panel in numba.prange(num_outputs // LANES):
-        first = panel * LANES
-        weights = panel * num_inputs * LANES
         row = 0
         while _EIGHT_FIT and row + 8 <= num_rows:
-            _eight_rows(flat_x, row, panels, weights, num_inputs, bias, first, flat_out, num_outputs)
+            _eight_rows(flat_x, row, panels, steps, panel, bias, flat_out, num_inputs, num_outputs)
             row += 8
         while row + 4 <= num_rows:
-            _four_rows(flat_x, row, panels, weights, num_inputs, bias, first, flat_out, num_outputs)
+            _four_rows(flat_x, row, panels, steps, panel, bias, flat_out, num_inputs, num_outputs)
             row += 4
         if row < num_rows:
-            _one_row(flat_x, panels, weights, num_inputs, bias, first, flat_out)
+            _one_row(flat_x, panels, steps, panel, bias, flat_out, num_inputs)
 
 
 @jit_exact
-def _one_row(x: Floats, panels: Floats, weights: int, num_inputs: int, bias: Floats, first: int, out: Floats) -> None:
-    """One row times one panel; the panel starts at `weights` and gives outputs first .. first + LANES - 1."""
-    s0 = load(bias, first)
-    for k in range(num_inputs):
-        s0 = fma(spread(x, k), load(panels, weights + k * LANES), s0)
-    store(out, first, s0)
+def _one_row(x: Floats, panels: Panels, steps: Floats, panel: int, bias: Floats, out: Floats, n: int) -> None:
+    """One row of n inputs times one panel, which gives outputs panel * LANES .. panel * LANES + LANES - 1."""
+    s0 = load(bias, panel * LANES)
+    weights, step = panel * n * LANES, panel * (n // BLOCK) * LANES
+    for k in range(n):
+        s0 = fma(spread(x, k), load_weights(panels, weights + k * LANES, steps, step + k // BLOCK * LANES), s0)
+    store(out, panel * LANES, s0)
 
 
 @jit_exact
 def _four_rows(
-    x: Floats, row: int, panels: Floats, weights: int, n: int, bias: Floats, first: int, out: Floats, m: int
+    x: Floats, row: int, panels: Panels, steps: Floats, panel: int, bias: Floats, out: Floats, n: int, m: int
 ) -> None:
     """Rows row .. row + 3 times one panel: n inputs, m outputs."""
-    s0 = load(bias, first)
+    s0 = load(bias, panel * LANES)
     s1, s2, s3 = s0, s0, s0
+    weights, step = panel * n * LANES, panel * (n // BLOCK) * LANES
     at = row * n
     for k in range(n):
-        prefetch(panels, weights + k * LANES + _AHEAD)
-        weight = load(panels, weights + k * LANES)
+        prefetch(panels, weights + k * LANES + _AHEAD_BYTES // panels.itemsize)
+        weight = load_weights(panels, weights + k * LANES, steps, step + k // BLOCK * LANES)
         s0 = fma(spread(x, at + k), weight, s0)
         s1 = fma(spread(x, at + n + k), weight, s1)
         s2 = fma(spread(x, at + 2 * n + k), weight, s2)
         s3 = fma(spread(x, at + 3 * n + k), weight, s3)
-    to = row * m + first
+    to = row * m + panel * LANES
     store(out, to, s0)
     store(out, to + m, s1)
     store(out, to + 2 * m, s2)
@@ -123,15 +184,16 @@ def _four_rows(
 
 @jit_exact
 def _eight_rows(
-    x: Floats, row: int, panels: Floats, weights: int, n: int, bias: Floats, first: int, out: Floats, m: int
+    x: Floats, row: int, panels: Panels, steps: Floats, panel: int, bias: Floats, out: Floats, n: int, m: int
 ) -> None:
     """Rows row .. row + 7 times one panel: n inputs, m outputs."""
-    s0 = load(bias, first)
+    s0 = load(bias, panel * LANES)
     s1, s2, s3, s4, s5, s6, s7 = s0, s0, s0, s0, s0, s0, s0
+    weights, step = panel * n * LANES, panel * (n // BLOCK) * LANES
     at = row * n
     for k in range(n):
-        prefetch(panels, weights + k * LANES + _AHEAD)
-        weight = load(panels, weights + k * LANES)
+        prefetch(panels, weights + k * LANES + _AHEAD_BYTES // panels.itemsize)
+        weight = load_weights(panels, weights + k * LANES, steps, step + k // BLOCK * LANES)
         s0 = fma(spread(x, at + k), weight, s0)
         s1 = fma(spread(x, at + n + k), weight, s1)
         s2 = fma(spread(x, at + 2 * n + k), weight, s2)
@@ -140,7 +202,7 @@ def _eight_rows(
         s5 = fma(spread(x, at + 5 * n + k), weight, s5)
         s6 = fma(spread(x, at + 6 * n + k), weight, s6)
         s7 = fma(spread(x, at + 7 * n + k), weight, s7)
-    to = row * m + first
+    to = row * m + panel * LANES
     store(out, to, s0)
     store(out, to + m, s1)
     store(out, to + 2 * m, s2)

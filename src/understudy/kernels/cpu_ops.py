@@ -14,11 +14,12 @@ Where one sum is computed by two functions (attention: a key in a page, a key in
 
 from __future__ import annotations
 
+import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from understudy.compiled import jit_exact
-from understudy.kernels.simd import LANES
+from understudy.compiled import jit_exact, jit_exact_parallel
+from understudy.kernels.simd import LANES, fma, load, splat, store, times
 
 Floats = NDArray[np.float32]
 
@@ -52,31 +53,41 @@ def exp(x: f32) -> f32:
 @jit_exact
 def add_rms_norm(x: Floats, delta: Floats, weight: Floats, eps: f32, out: Floats) -> None:
     """X += delta; out = x / rms(x) * weight. All [rows, features]; features are a multiple of LANES."""
-    num_features = x.shape[1]
-    partial = np.empty(LANES, f32)
-    for row in range(x.shape[0]):
-        xr, dr, outr = x[row], delta[row], out[row]
-        for lane in range(LANES):
-            partial[lane] = f32(0)
-        for i in range(0, num_features, LANES):
-            for lane in range(LANES):
-                v = xr[i + lane] + dr[i + lane]
-                xr[i + lane] = v
-                partial[lane] = partial[lane] + v * v
+    num_rows, num_features = x.shape
+    flat_x, flat_delta, flat_out = x.reshape(-1), delta.reshape(-1), out.reshape(-1)
+    lanes, one = np.empty(LANES, f32), splat(f32(1))
+    for first in range(0, num_rows * num_features, num_features):
+        partial = splat(f32(0))
+        for i in range(first, first + num_features, LANES):
+            v = fma(load(flat_x, i), one, load(flat_delta, i))
+            store(flat_x, i, v)
+            partial = fma(v, v, partial)
+        store(lanes, 0, partial)
         total = f32(0)
         for lane in range(LANES):
-            total = total + partial[lane]
-        scale = f32(1) / np.sqrt(total / f32(num_features) + eps)
-        for i in range(num_features):
-            outr[i] = xr[i] * scale * weight[i]
+            total = total + lanes[lane]
+        scale = splat(f32(1) / np.sqrt(total / f32(num_features) + eps))
+        for i in range(0, num_features, LANES):
+            store(flat_out, first + i, times(times(load(flat_x, first + i), scale), load(weight, i)))
 
 
 @jit_exact
 def gated(gate_up: Floats, out: Floats) -> None:
     """Out = silu(gate) * up. gate_up [rows, 2 * features], out [rows, features]."""
-    num_features = out.shape[1]
     for row in range(out.shape[0]):
-        source, target = gate_up[row], out[row]
-        for i in range(num_features):
-            a = source[i]
-            target[i] = a / (f32(1) + exp(-a)) * source[num_features + i]
+        _gated_row(gate_up[row], out[row])
+
+
+@jit_exact_parallel
+def gated_by_threads(gate_up: Floats, out: Floats) -> None:
+    """As `gated`, rows spread over the threads: for many of them."""
+    for row in numba.prange(out.shape[0]):
+        _gated_row(gate_up[row], out[row])
+
+
+@jit_exact
+def _gated_row(source: Floats, target: Floats) -> None:
+    num_features = target.shape[0]
+    for i in range(num_features):
+        a = source[i]
+        target[i] = a / (f32(1) + exp(-a)) * source[num_features + i]

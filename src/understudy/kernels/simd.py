@@ -141,6 +141,38 @@ def fma(typing_context, a, b, c):
 
 
 @_intrinsic
+def times(typing_context, left, right):
+    """Left * right in each lane."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.fmul(*arguments)
+
+    return VECTOR(VECTOR, VECTOR), generate
+
+
+@_intrinsic
+def load_weights(typing_context, array, index, steps, step_index):
+    """Read 16 consecutive numbers of a flat array: floats as they are, bytes with a sign times 16 floats of `steps`."""
+    few = ir.VectorType(ir.IntType(8), LANES)
+
+    def generate_floats(context, builder, signature, arguments):
+        vector = builder.load(_address(context, builder, signature.args[0], *arguments[:2]))
+        vector.align = 4
+        return vector
+
+    def generate_products(context, builder, signature, arguments):
+        array, index, steps, step_index = arguments
+        numbers = builder.load(_address(context, builder, signature.args[0], array, index, read_as=few))
+        numbers.align = 1
+        step = builder.load(_address(context, builder, signature.args[2], steps, step_index))
+        step.align = 4
+        return builder.fmul(builder.sitofp(builder.sext(numbers, _IR_INTS), _IR), step)
+
+    generate = generate_products if array.dtype == types.int8 else generate_floats
+    return VECTOR(array, types.intp, steps, types.intp), generate
+
+
+@_intrinsic
 def fma_one(typing_context, a, b, c):
     """a * b + c for single floats, rounded once, as in every lane of `fma`."""
 
