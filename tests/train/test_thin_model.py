@@ -142,7 +142,8 @@ def test_the_loss_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
         for last_read in range(int(batch.answer_starts[place]), int(batch.lengths[place]) - 1):
             logits = pupil.teacher.logits(hidden[0, last_read : last_read + 1])
             laws = lesson.laws.at(lesson.lines_at(torch.full((3, 1), last_read))[place])
-            losses.append(distance.measure(logits, laws, torch.ones(1))[0])
+            theirs = pupil.teacher.logits(laws.states)
+            losses.append(distance.measure(logits, theirs, laws, torch.ones(1))[0])
     torch.testing.assert_close(found, torch.cat(losses).mean())
 
 

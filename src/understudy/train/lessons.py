@@ -1,7 +1,7 @@
 """What the target has to say about a batch: its features at every position, and its laws of every word of the answers.
 
-All of it is a function of the batch alone, and batches come again in every epoch. So on a GPU laws are worked out once
-and kept there, and so are features where there is room for them: they take kilobytes for each token.
+All of it is a function of the batch alone, and batches come again in every epoch. So on a GPU what laws are worked out
+from is kept there, a kilobyte for each word, and so are features where there is room for them: several for each token.
 """
 
 from __future__ import annotations
@@ -76,13 +76,14 @@ def read_lesson(learner: Learner, batch: Batch, temperatures: Sequence[float]) -
     places = torch.arange(batch.token_ids.shape[1])
     is_asked = (places >= batch.answer_starts[:, None] - 1) & (places < batch.lengths[:, None] - 1)  # [B, T]
     asked = is_asked.flatten().nonzero()[:, 0].to(device, non_blocking=True)
+    states = reading.last_hidden.flatten(0, 1)[asked]
     parts = [
-        target_laws(learner.teacher.logits(rows), learner.vocabulary.ids, temperatures)
-        for rows in torch.split(reading.last_hidden.flatten(0, 1)[asked], _MOST_ROWS)
+        target_laws(rows, learner.teacher.logits(rows), learner.vocabulary, temperatures)
+        for rows in torch.split(states, _MOST_ROWS)
     ]
-    laws = Laws(torch.cat([part.places for part in parts]), torch.cat([part.p for part in parts], dim=1))
+    totals, best = torch.cat([part.log_totals for part in parts], dim=1), torch.cat([part.best for part in parts])
     lines = (is_asked.flatten().cumsum(0) - 1).reshape(is_asked.shape).clamp(min=0)
-    return Lesson(batch, _useful(reading), laws.packed(), lines)
+    return Lesson(batch, _useful(reading), Laws(states, totals, best), lines)
 
 
 def read_batch(learner: Learner, batch: Batch) -> Reading:

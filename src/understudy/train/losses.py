@@ -27,45 +27,42 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from understudy.models.heads.draft_vocabulary import DraftVocabulary
+
 _MOST_SCORES = 1 << 27
 """Scores that are held at once."""
-
-NUM_LIKELIEST = 64
-"""Of the target's law, so many of the likeliest draft ids are kept: what acceptance could still gain from the others is
-less than what training can tell."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Laws:
-    """The target's laws of N words at several temperatures, at their likeliest draft ids."""
+    """The target's laws of N words at several temperatures, as what they are worked out from.
 
-    places: Tensor
-    """[N, K] places of the draft vocabulary"""
-    p: Tensor
-    """[temperatures, N, K] what is missing to 1 is on other ids"""
+    Whole laws over all draft ids are kilobytes for each word. And the likeliest ids alone will not do: at temperature 1
+    a small model has 5 to 20 % of its words outside the 64 likeliest, and a draft that never hears of those learns
+    never to say them.
+    """
+
+    states: Tensor
+    """[N, hidden] after the final norm: times the output layer, these are the logits"""
+    log_totals: Tensor
+    """[temperatures, N] log of the sum of exp(logit / temperature) over the whole vocabulary; none at 0"""
+    best: Tensor
+    """[N] the best word's place in the draft vocabulary, or -1"""
 
     def at(self, lines: Tensor | slice) -> Laws:
         """Those of some lines [M]."""
-        return Laws(self.places[lines], self.p[:, lines])
-
-    def packed(self) -> Laws:
-        """The same in a third of the memory; rounding to half precision is far below what training can tell."""
-        return Laws(self.places.to(torch.int32), self.p.to(torch.float16))
+        return Laws(self.states[lines], self.log_totals[:, lines], self.best[lines])
 
 
 @torch.no_grad()
-def target_laws(logits: Tensor, draft_ids: Tensor, temperatures: Sequence[float]) -> Laws:
-    """The target's laws at temperatures, from its logits [N, vocabulary]."""
+def target_laws(states: Tensor, logits: Tensor, vocabulary: DraftVocabulary, temperatures: Sequence[float]) -> Laws:
+    """The target's laws at temperatures, from its last states [N, hidden] and their logits [N, vocabulary]."""
     logits = logits.float()
-    likeliest, places = logits[:, draft_ids].topk(min(NUM_LIKELIEST, len(draft_ids)), dim=-1)
-    laws: list[Tensor] = []
-    for temperature in temperatures:
-        if temperature == 0.0:
-            laws.append((draft_ids[places] == logits.argmax(dim=-1, keepdim=True)).to(torch.float32))
-        else:
-            total = torch.logsumexp(logits / temperature, dim=-1, keepdim=True)
-            laws.append((likeliest / temperature - total).exp())
-    return Laws(places, torch.stack(laws))
+    totals = [
+        torch.logsumexp(logits / temperature, dim=-1) if temperature else torch.zeros_like(logits[:, 0])
+        for temperature in temperatures
+    ]
+    return Laws(states, torch.stack(totals), vocabulary.places[logits.argmax(dim=-1)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,38 +72,46 @@ class Distance:
     temperatures: tuple[float, ...]
     cross_entropy_share: float
 
-    def measure(self, scores: Tensor, laws: Laws, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def measure(self, scores: Tensor, logits: Tensor, laws: Laws, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Give the loss [N] of the draft's scores [N, D], how likely the guesses are right [N], and a gradient [N, D].
 
-        A guess is right as often as 1 - TV, and at temperature 0 if the best words agree. The gradient is that of the
-        losses times their weights [N], by the scores.
+        The target's logits [N, D] are those of the draft ids. A guess is right as often as 1 - TV, and at temperature
+        0 if the best words agree. The gradient is that of the losses times their weights [N], by the scores.
         """
-        places, count = laws.places.long(), len(self.temperatures)
-        best, best_places = scores.max(dim=-1, keepdim=True)
-        at_laws = scores.gather(-1, places)  # [N, K]
+        count, variation = len(self.temperatures), 1.0 - self.cross_entropy_share
         losses, rates = torch.zeros_like(weights), torch.zeros_like(weights)
-        named = torch.zeros_like(at_laws)  # of the gradient, what is at the laws' ids alone
         gradient: Tensor | None = None
         for warmth in sorted({temperature or 1.0 for temperature in self.temperatures}):
-            q = torch.softmax(scores / warmth if warmth != 1.0 else scores, dim=-1)
-            log_q = (at_laws - best) / warmth + q.gather(-1, best_places).log()
-            at_q = log_q.exp()
-            slopes = torch.zeros_like(log_q)  # d loss / d log q
-            for p, temperature in zip(laws.p.float(), self.temperatures, strict=True):
+            log_q = (scores / warmth if warmth != 1.0 else scores).log_softmax(dim=-1)
+            q = log_q.exp()
+            slopes = torch.zeros_like(q)  # d loss / d log q
+            for log_totals, temperature in zip(laws.log_totals, self.temperatures, strict=True):
                 if (temperature or 1.0) != warmth:
                     continue
-                common = torch.minimum(p, at_q).sum(dim=-1)
-                losses += (1.0 - self.cross_entropy_share) * (1.0 - common)
-                losses -= self.cross_entropy_share * (p * log_q).sum(dim=-1)
-                rates += common if temperature else (p * (places == best_places)).sum(dim=-1)
-                slopes -= (1.0 - self.cross_entropy_share) * torch.where(at_q < p, at_q, 0.0)
-                slopes -= self.cross_entropy_share * p
+                if temperature:
+                    p = (logits / temperature - log_totals[:, None]).exp_()
+                    common = torch.minimum(p, q).sum(dim=-1)
+                    losses += variation * (1.0 - common) - self.cross_entropy_share * (p * log_q).sum(dim=-1)
+                    rates += common
+                    slopes -= torch.where(q < p, variation * q, 0.0).add_(p, alpha=self.cross_entropy_share)
+                else:
+                    self._add_best(scores, log_q, laws.best, losses=losses, rates=rates, slopes=slopes)
             slopes *= (weights / (count * warmth))[:, None]
-            named += slopes
-            share = -slopes.sum(dim=-1, keepdim=True)
-            gradient = q.mul_(share) if gradient is None else gradient.addcmul_(q, share)
+            found = slopes.sub_(q.mul_(slopes.sum(dim=-1, keepdim=True)))
+            gradient = found if gradient is None else gradient.add_(found)
         assert gradient is not None, "settings have temperatures"
-        return losses / count, rates / count, gradient.scatter_add_(1, places, named)
+        return losses / count, rates / count, gradient
+
+    def _add_best(
+        self, scores: Tensor, log_q: Tensor, best: Tensor, *, losses: Tensor, rates: Tensor, slopes: Tensor
+    ) -> None:
+        """Add temperature 0: all of the law is on the best word [N], of which others may know nothing."""
+        variation, is_known = 1.0 - self.cross_entropy_share, best >= 0
+        places = best.clamp(min=0)[:, None]
+        at_best = log_q.gather(1, places)[:, 0]
+        losses += variation - is_known * (variation * at_best.exp() + self.cross_entropy_share * at_best)
+        rates += scores.argmax(dim=-1) == best
+        slopes.scatter_add_(1, places, -(is_known * (variation * at_best.exp() + self.cross_entropy_share))[:, None])
 
 
 def draft_loss(
@@ -121,8 +126,8 @@ def draft_loss(
 ) -> tuple[Tensor, Tensor]:
     """Give the sum of the losses of guesses times their weights [N], and how likely they are right [N].
 
-    Their scores are hidden [N, hidden] times the frozen output layer [D, hidden], plus lines [N, rank] times bias_out
-    [D, rank] where a draft has those.
+    Their scores are hidden [N, hidden] times the frozen output layer [D, hidden], which is the target's own, plus lines
+    [N, rank] times bias_out [D, rank] where a draft has those.
     """
     arguments = hidden, lines, bias_out, output, laws, distance, weights
     found: tuple[Tensor, Tensor] = _DraftLoss.apply(*arguments)  # type: ignore[no-untyped-call]
@@ -152,7 +157,10 @@ class _DraftLoss(torch.autograd.Function):
             by_rows, by_columns = torch.empty_like(rows), torch.zeros_like(columns[:, num_frozen:])
             for first in range(0, len(rows), num_rows):
                 part = slice(first, first + num_rows)
-                losses, rates[part], gradient = distance.measure(rows[part] @ columns.T, laws.at(part), weights[part])
+                known = laws.at(part)
+                losses, rates[part], gradient = distance.measure(
+                    rows[part] @ columns.T, known.states.float() @ output.T, known, weights[part]
+                )
                 total += (losses * weights[part]).sum()
                 torch.mm(gradient, columns, out=by_rows[part])
                 if lines is not None:
