@@ -76,7 +76,7 @@ MAY_USE: dict[str, tuple[str, ...]] = {
     "compiled": ("numba",),
     "text": ("numpy", "tokenizers", "jinja2", "llguidance"),
     "control": ("numpy",),
-    "sampling": ("numpy", "llguidance"),
+    "sampling": ("numpy", "numba", "llvmlite", "llguidance"),
     "kernels": ("numpy", "numba", "llvmlite", "torch", "triton"),
     "models": ("numpy", "torch", "safetensors", "gguf", "huggingface_hub"),
     "runtime": ("numpy", "llvmlite"),

@@ -29,6 +29,7 @@ _SOURCES = (
     "kernels/cpu_int8.py",
     "kernels/cpu_drafts.py",
     "sampling/noise.py",
+    "sampling/contenders.py",
     "sampling/processors.py",
     "drafters/automaton.py",
     "control/choosing.py",
