@@ -193,7 +193,7 @@ def test_no_choice_is_better_than_the_one_taken(acceptances: list[list[float]], 
 
 
 def test_asking_costs_all_the_reading() -> None:
-    assert asking_s([prospect(0.5, unread=32)], DRAFT) == pytest.approx(DRAFT.step_s(Load(32, 100, 3200)))
+    assert asking_s(100, 32, DRAFT) == pytest.approx(DRAFT.step_s(Load(32, 100, 3200)))
 
 
 def test_probing_takes_a_hundredth_of_the_time() -> None:

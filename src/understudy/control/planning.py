@@ -29,10 +29,10 @@ MOST_DEPTH = 8
 """Passes of a draft model in one cycle, at most: the deeper tokens hardly ever pay for one more."""
 MOST_READ_ROWS = 256
 """Rows of unread text that a draft model reads in one cycle: while it reads on, nothing is drafted."""
-_PROBING_SHARE = 0.01
+_PROBING_SHARE = 0.005
 """Share of plain time that may be spent on drafters whose plan says no."""
 _LENGTH_WEIGHT = 0.2
-_LEAST_LOSS = 0.005
+_LEAST_LOSS = 0.003
 """Share of a step that asking may take in vain: less than that is not worth resting for."""
 _MOST_SAVED = 0.25
 """Steps that good times may pay for bad ones."""
@@ -143,11 +143,9 @@ def plan(
     return best
 
 
-def asking_s(prospects: Sequence[Prospect], drafter: CostModel) -> float:
-    """What asking for one token each costs at most, with all the reading that comes first."""
-    keys = sum(prospect.context for prospect in prospects)
-    rows = sum(prospect.num_unread for prospect in prospects)
-    return drafter.step_s(Load(rows, keys, sum(prospect.context * prospect.num_unread for prospect in prospects)))
+def asking_s(context: int, num_unread: int, drafter: CostModel) -> float:
+    """What asking for one token of a text costs at most, with all the reading that comes first."""
+    return drafter.step_s(Load(num_unread, context, context * num_unread))
 
 
 class _Outlook(NamedTuple):

@@ -30,6 +30,8 @@ from understudy.drafters.base import Budget, Drafter, PricedDrafter
 from understudy.engine.sequence import Sequence
 
 _PLAN_CYCLES = 3
+_NOBODY_CYCLES = 8
+"""Cycles for which a plan holds: one that asks somebody, and one that asks nobody, which is dear to find out anew."""
 _OVERHEAD_WEIGHT = 0.25
 _MOST_SURPRISE = 0.25
 """Share of a plain step by which a single step may take more beside the drafter's passes than was believed."""
@@ -46,9 +48,9 @@ class _Probe:
     sequence_id: int
     num_unread: int
 
-    def goes_on(self, sequence: Sequence, prospect: Prospect) -> bool:
+    def goes_on(self, sequence: Sequence, num_unread: int) -> bool:
         """Whether this is the text, and what was paid for has brought it forward."""
-        return sequence.sequence_id == self.sequence_id and prospect.num_unread < self.num_unread
+        return sequence.sequence_id == self.sequence_id and num_unread < self.num_unread
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,14 +114,12 @@ class Pricing:
             return Asked(sorted(forced), list(budgets), is_reading)
         unread = [max(1, int(drafter.num_unread(sequence.context))) for sequence in sequences]
         is_alone = not any(len(draft) for drafts in before for draft in drafts)
-        chosen = self._held_plan(drafter.name, sequences, unread) if is_alone else None
-        prospects: list[Prospect] = []
+        chosen = self._held_plan(drafter.name, sequences, unread, is_alone=is_alone)
+        plain_s = self._cost.step_s(base)
         if chosen is None:
             items = zip(sequences, budgets, before, unread, strict=True)
-            plain_s = self._cost.step_s(base)
-            prospects = [self._prospect(drafter, *item, plain_s) for item in items]
             chosen = plan(
-                prospects,
+                [self._prospect(drafter, *item, plain_s) for item in items],
                 base,
                 target=self._cost,
                 drafter=drafter.cost,
@@ -129,14 +129,15 @@ class Pricing:
                 overhead_s=self._overhead_s.get((drafter.name, len(sequences).bit_length()), 0.0),
                 others_patience_s=min((self._patience_s(other, plain_s) for other in others), default=math.inf),
             )
-            self._held[drafter.name] = _Held(_ids(sequences), chosen, _PLAN_CYCLES if is_alone else 0)
+            num_cycles = (_PLAN_CYCLES if is_alone else 0) if chosen.asked else _NOBODY_CYCLES
+            self._held[drafter.name] = _Held(_ids(sequences), chosen, num_cycles)
         asked = set(chosen.asked)
         if asked:
             texts = by_class(sequences[index].request.workload_class for index in asked)
             if not controller.permits_asking(texts, chosen.drafting_s, base=base, load=chosen.load):
                 asked = set()
         else:
-            asked = self._probe(drafter, sequences, prospects, base)
+            asked = self._probe(drafter, sequences, unread, plain_s)
         limited = self._limited(drafter, sequences, budgets, chosen)
         if sum(unread[index] for index in asked) > MOST_READ_ROWS and not forced:  # nobody makes passes for a few
             limited = [replace(budget, max_depth=min(1, budget.max_depth)) for budget in limited]
@@ -151,32 +152,38 @@ class Pricing:
         surprise_s = min(most_s, max(-most_s, overhead_s - known_s))
         self._overhead_s[key] = max(0.0, known_s + _OVERHEAD_WEIGHT * surprise_s)
 
-    def _held_plan(self, name: str, sequences: Items[Sequence], unread: Items[int]) -> Plan | None:
-        """The plan of the last cycles, if it was one for the same texts, who have nothing new to be read."""
+    def _held_plan(self, name: str, sequences: Items[Sequence], unread: Items[int], *, is_alone: bool) -> Plan | None:
+        """The plan of the last cycles, if it was one for the same texts.
+
+        One that asks somebody holds only where they have nothing new to be read, and nothing comes free (`is_alone`).
+        """
         held = self._held.get(name)
-        if held is None or not held.plan.asked or not held.num_cycles or max(unread) > _FEW_UNREAD:
+        if held is None or not held.num_cycles or held.ids != _ids(sequences):
             return None
-        if held.ids != _ids(sequences):
+        if held.plan.asked and (max(unread) > _FEW_UNREAD or not is_alone):
             return None
         self._held[name] = replace(held, num_cycles=held.num_cycles - 1)
         return held.plan
 
     def _probe(
-        self, drafter: PricedDrafter, sequences: Items[Sequence], prospects: Items[Prospect], base: Load
+        self, drafter: PricedDrafter, sequences: Items[Sequence], unread: Items[int], plain_s: float
     ) -> set[int]:
         """Whom to ask although it is not expected to pay: one, now and then. A long text that was begun is read on."""
         name = drafter.name
-        self._allowance.save(name, self._cost.step_s(base))
+        self._allowance.save(name, plain_s)
         usual = [index for index, sequence in enumerate(sequences) if not sequence.request.speculation.forced]
         begun = self._probes.pop(name, None)
-        going = (index for index in usual if begun and begun.goes_on(sequences[index], prospects[index]))
+        going = (index for index in usual if begun and begun.goes_on(sequences[index], unread[index]))
         chosen = next(going, None)
         if chosen is None:
-            if not usual or not self._allowance.spend(name, asking_s([prospects[usual[0]]], drafter.cost)):
+            if not usual:
                 return set()
             chosen = usual[0]
-        if prospects[chosen].num_unread > MOST_READ_ROWS:
-            self._probes[name] = _Probe(sequences[chosen].sequence_id, prospects[chosen].num_unread)
+            seconds = asking_s(len(sequences[chosen].tokens), unread[chosen], drafter.cost)
+            if not self._allowance.spend(name, seconds):
+                return set()
+        if unread[chosen] > MOST_READ_ROWS:
+            self._probes[name] = _Probe(sequences[chosen].sequence_id, unread[chosen])
         return {chosen}
 
     def _prospect(
