@@ -196,20 +196,20 @@ def test_asking_costs_all_the_reading() -> None:
     assert asking_s(100, 32, DRAFT) == pytest.approx(DRAFT.step_s(Load(32, 100, 3200)))
 
 
-def test_probing_takes_a_hundredth_of_the_time() -> None:
+def test_probing_takes_a_two_hundredth_of_the_time() -> None:
     allowance = Allowance()
     probes = 0
     for _ in range(10_000):
         allowance.save("model", 0.05)
         probes += allowance.spend("model", 0.1)
-    assert probes == pytest.approx(10_000 * 0.05 * 0.01 / 0.1, abs=1)
+    assert probes == pytest.approx(10_000 * 0.05 * 0.005 / 0.1, abs=1)
     assert not allowance.spend("another", 0.001)
 
 
 def test_what_was_saved_for_a_long_text_is_not_spent_on_a_row_of_short_ones() -> None:
     allowance = Allowance()
     allowance.save("model", 1000.0)
-    assert not allowance.spend("model", 10.1)
+    assert not allowance.spend("model", 5.1)
     assert [allowance.spend("model", 0.1) for _ in range(5)] == [True, True, False, False, False]
 
 
@@ -226,14 +226,14 @@ def test_answers_are_expected_to_be_as_long_as_they_were() -> None:
     assert len(lengths._mean) <= 32
 
 
-def test_asking_that_does_not_pay_is_done_every_eighth_time() -> None:
+def test_asking_that_does_not_pay_is_done_every_tenth_time() -> None:
     worth = Worth()
     asked = 0
     for _ in range(800):
         if worth.asks("8 sequences"):
             asked += 1
             worth.observe("8 sequences", saved=0.01, spent=0.04)
-    assert 130 <= asked <= 136
+    assert 78 <= asked <= 84
     assert worth.asks("another kind")
 
 
@@ -244,7 +244,7 @@ def test_asking_that_loses_much_is_done_less_often() -> None:
         if worth.asks("32 sequences"):
             lost += 0.1
             worth.observe("32 sequences", saved=0.0, spent=0.1)
-    assert lost / 3200 < 0.0051
+    assert lost / 3200 < 0.0031
 
 
 def test_kinds_that_nobody_learned_of_are_not_kept() -> None:
@@ -264,9 +264,9 @@ def test_asking_that_pays_again_is_taken_up_again() -> None:
                 worth.observe("chat", saved=saved, spent=0.02)
         return count
 
-    assert asked(200, saved=0.0) <= 51
-    assert asked(200, saved=0.2) > 195
-    assert asked(200, saved=0.0) <= 51 + 17, "good times pay for a quarter of a step"
+    assert asked(200, saved=0.0) <= 31
+    assert asked(200, saved=0.2) > 190
+    assert asked(200, saved=0.0) <= 31 + 15, "good times pay for a quarter of a step"
 
 
 def test_a_step_that_took_far_too_long_is_not_paid_for_for_ever() -> None:

@@ -206,13 +206,7 @@ class Drafting:
         return [Proposal()] * len(sequences), NOTHING.reason
 
     def _weigh(self, sequences: Items[Sequence], spent: float, decision: Decision) -> None:
-        """Learn whether asking pays for its time, but for passes of a draft, which are for the ledgers.
-
-        Where they bought something, the rest of the time was theirs, too; what is weighed otherwise is what it took to
-        find that nothing pays.
-        """
-        is_passed_on = any(decision.nodes) and not self._asking.are_free
-        spent = 0.0 if is_passed_on else spent
+        """Learn whether asking pays for its time, but for passes of a draft, which are for the ledgers."""
         self._weighed = self._kind(sequences)
         self._worth.observe(self._weighed, saved=1.0 - 1.0 / decision.gain, spent=spent)
 
