@@ -280,3 +280,16 @@ def test_asking_that_takes_next_to_nothing_goes_on() -> None:
     for _ in range(100):
         assert worth.asks("chat")
         worth.observe("chat", saved=0.0, spent=0.001)
+
+
+def test_a_rest_says_how_long_it_lasts_and_steps_that_were_slept_through_count() -> None:
+    worth = Worth()
+    assert worth.num_resting("chat") == 0, "nothing is known of it"
+    worth.observe("chat", saved=0.0, spent=0.1)
+    watched = [worth.num_resting("chat") for _ in range(40)]
+    first = watched[0]
+    assert 30 <= first <= 34
+    assert watched[: first + 1] == [*range(first, 0, -1), 0]
+    worth.observe("chat", saved=0.0, spent=0.1)
+    resting = worth.num_resting("chat")
+    assert worth.num_resting("chat", num_slept=resting - 1) == 0

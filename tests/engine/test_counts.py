@@ -86,7 +86,7 @@ def test_names_of_classes_make_no_more_kinds_of_steps_than_there_are_classes(
     llama: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kinds: set[str] = set()
-    monkeypatch.setattr(Worth, "asks", lambda self, kind: kinds.add(kind) or True)
+    monkeypatch.setattr(Worth, "num_resting", lambda self, kind, num_slept=0: kinds.add(kind) or 0)
     engine = new_engine(llama, drafters=[NgramDrafter()])
     sampling = replace(SAMPLING, max_tokens=3)
     for number in range(2 * MOST_CLASSES):

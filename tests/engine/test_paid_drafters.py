@@ -322,6 +322,38 @@ def test_free_drafts_that_never_pay_are_soon_asked_for_seldom(llama: Target, boo
     assert 1 < talker.num_asked < NUM_TOKENS / 4
 
 
+def test_a_rest_is_slept_through_until_a_text_comes_that_insists(llama: Target, book: Book) -> None:
+    """Nothing of such steps is written down; who insists on drafts is drafted for in the first step that can."""
+    now_s = 0.0
+
+    class Talker(scripted.Wrong):
+        def draft(self, context: Context, budget: Budget) -> Draft:
+            nonlocal now_s
+            now_s += 0.05
+            return super().draft(context, budget)
+
+    events: list[Event] = []
+    talker = Talker(book, random.Random(0), 304)
+    dear = FixedCost({1: 1.0, 2: 2.0, 32: 32.0})
+    engine = new_engine(llama, drafters=[talker], cost=dear, emit=events.append, clock=lambda: now_s)
+    engine.submit(request("one"))
+    num_asleep = 0
+    for _ in range(60):
+        engine.step()
+        num_asleep += engine._drafting.is_asleep
+    num_settled = engine.explain().num_steps
+    assert num_asleep > 20
+    assert num_settled + num_asleep <= 60
+    while not engine._drafting.is_asleep:
+        engine.step()
+    engine.submit(request("two", forced=True))
+    events.clear()
+    for _ in range(3):
+        engine.step()
+        assert not engine._drafting.is_asleep
+    assert any("forced" in event.reason for event in events if isinstance(event, Cycle))
+
+
 def test_free_drafters_are_asked_before_those_that_cost(llama: Target, book: Book) -> None:
     drafter = Paid(book, cost=FixedCost({1: 0.3}))
     play(llama, book, [drafter, scripted.Right(book, random.Random(0), 304)], cost=STEP)

@@ -218,11 +218,18 @@ class Worth:
 
     def asks(self, kind: str) -> bool:
         """Whether to ask in a step of this kind. To be asked once for each step."""
+        return not self.num_resting(kind)
+
+    def num_resting(self, kind: str, num_slept: int = 0) -> int:
+        """For how many steps of this kind, this one included, nobody is to be asked. To be asked once for each step.
+
+        `num_slept`: steps before it of which nobody asked here.
+        """
         balance = self._balances.get(kind)
         if balance is None:  # kinds come from outside: only those that are known are kept
-            return True
-        self._balances[kind] = balance = min(_MOST_SAVED, balance + _LEAST_LOSS)
-        return balance >= 0.0
+            return 0
+        self._balances[kind] = balance = min(_MOST_SAVED, balance + _LEAST_LOSS * (1 + num_slept))
+        return 0 if balance >= 0.0 else math.ceil(-balance / _LEAST_LOSS)
 
     def observe(self, kind: str, *, saved: float, spent: float) -> None:
         """Count a step that asked: the shares of a plain step that it was expected to save, and that asking took."""

@@ -37,6 +37,9 @@ from understudy.engine.showing import Showing
 from understudy.runtime.runner import Answer
 
 _BESIDE_A_PROMPT = "nothing is drafted beside a prompt"
+_NOT_WORTH_IT = "asking does not pay for its time at present"
+_MOST_ASLEEP = 15
+"""Steps of a rest of which nothing is written down: only what is looked at costs nothing, and machines change."""
 _REST_STEPS = 8
 """For which nothing is drafted for a text whose drafts have suddenly become wrong."""
 _PAYING_WORDS = 16
@@ -82,6 +85,9 @@ class Drafting:
             emit=emit,
         )
         self._buyer = Buyer(cost, self.stats, self.controller)
+        self._num_asleep, self._num_slept = 0, 0
+        self.is_asleep = False
+        """Whether the present step is one of which nothing is written down."""
         self._time = NO_TIME
         self._left_s: dict[str, float] = {}  # reading of texts that ended before it was written down, by class
         self.switches = ALL_ON
@@ -102,10 +108,12 @@ class Drafting:
 
     def start(self, sequence: Sequence) -> None:
         """Introduce a sequence to every drafter, unless it forbids drafts."""
+        self._num_asleep = 0
         self._asking.start(sequence, may_draft=reaches(budget_of(sequence, self.switches)))
 
     def stop(self, sequence: Sequence) -> None:
         """Tell every drafter that a sequence ended."""
+        self._num_asleep = 0
         finished = sequence.finish_reason in ("stop", "length")
         if finished:
             self._lengths.observe(sequence.request.workload_class, sequence.num_generated)
@@ -128,7 +136,11 @@ class Drafting:
         reason = self.controller.begin([sequence.sequence_id for sequence in sequences])
         if reason:
             return reason
-        return "" if self._worth.asks(self._kind(sequences)) else "asking does not pay for its time at present"
+        num_slept, self._num_slept = self._num_slept, 0
+        num_resting = self._worth.num_resting(self._kind(sequences), num_slept)
+        # who watches a control group looks at every step
+        self._num_asleep = 0 if self.controller.switchback.share else min(num_resting - 1, _MOST_ASLEEP)
+        return _NOT_WORTH_IT if num_resting else ""
 
     def propose(
         self,
@@ -146,6 +158,11 @@ class Drafting:
         device waits; where nothing is asked the next pass is on its way by then, so that time is drafting's.
         """
         self._weighed = None
+        self.is_asleep = self._num_asleep > 0 and bool(sequences) and not has_to_ask and idle_since_s is None
+        if self.is_asleep:  # the same texts as in the last step, which rested
+            self._num_asleep -= 1
+            self._num_slept += 1
+            return [Proposal()] * len(sequences), _NOT_WORTH_IT
         reason = "" if has_to_ask and sequences else self.reason_to_rest(sequences)
         if not reason and max_rows <= 0:
             reason = "no row is left"
@@ -308,7 +325,8 @@ class Drafting:
 
         `first` is where these begin in the text.
         """
-        self._scouting.learn(share, proposal.bought, proposal.scouts, answer)
+        if proposal.scouts.tokens:
+            self._scouting.learn(share, proposal.bought, proposal.scouts, answer)
         self.showing.show(share, answer, path, self.switches, first=first)
 
     def _merged(self, sequence: Sequence, drafts: Items[Draft], budget: Budget) -> tuple[Draft, int]:

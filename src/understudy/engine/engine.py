@@ -328,7 +328,7 @@ class Engine:
 
     def _observe(self, underway: Underway, verdicts: Items[Verdict]) -> None:
         """Learn how good the guesses were and what they cost, unless something was done for the first time."""
-        has_drafters = bool(self._drafting.names)
+        has_drafters = bool(self._drafting.names) and not self._drafting.is_asleep
         for share, proposal, verdict in zip(underway.shares, underway.proposals, verdicts, strict=True):
             verdict.count(share.sequence.counts, proposal.drafts)
             if verdict.words and has_drafters:

@@ -64,19 +64,18 @@ def _refusal(drafter: FeatureDrafter, runner: Runner) -> str:
     return f"it wants to see layers {unknown} of a target that has {num_layers}" if unknown else ""
 
 
-def _chosen(features: Any, rows: Items[int], columns: Items[int]) -> NDArray[np.float32] | ShownRows:
-    """Some rows and layers: a copy, which a drafter may keep without keeping the rest of the pass.
+def _chosen(features: Any, rows: Items[int], columns: Items[int] | None) -> NDArray[np.float32] | ShownRows:
+    """Some rows, and some layers or all: a copy, which a drafter may keep without keeping the rest of the pass.
 
     On a device it is told where they lie.
     """
     if not isinstance(features, np.ndarray):
-        return ShownRows(features, tuple(rows), tuple(columns))
+        return ShownRows(features, tuple(rows), tuple(range(features.shape[1]) if columns is None else columns))
     seen: NDArray[np.float32]
-    is_whole = list(columns) == list(range(features.shape[1]))
-    if is_whole and rows[-1] - rows[0] == len(rows) - 1:  # all of rows that follow each other: the common case
+    if columns is None and rows[-1] - rows[0] == len(rows) - 1:  # all of rows that follow each other: the common case
         seen = features[rows[0] : rows[-1] + 1].copy()
     else:
-        seen = features[np.ix_(rows, columns)]
+        seen = features[list(rows)] if columns is None else features[np.ix_(rows, columns)]
     seen.flags.writeable = False
     return seen
 
@@ -89,7 +88,10 @@ class Showing:
         self._drafters = [cast(FeatureDrafter, drafter) for drafter in drafters if hasattr(drafter, "see")]
         self.layers = tuple(sorted({layer for drafter in self._drafters for layer in drafter.feature_layers}))
         """All that any of them wants to see."""
-        self._columns = [[self.layers.index(layer) for layer in drafter.feature_layers] for drafter in self._drafters]
+        self._columns = [
+            None if drafter.feature_layers == self.layers else [self.layers.index(n) for n in drafter.feature_layers]
+            for drafter in self._drafters
+        ]  # None: all of them, in their order
         self._classes = ClassNames()
         self._num_idle: dict[tuple[str, int], int] = {}  # steps, by kind
 
@@ -149,13 +151,17 @@ class Showing:
         sequence, features = share.sequence, answer.features
         if features is None or sequence.finish_reason is not None:
             return
-        rows = [*range(share.num_known), *(share.num_known + node for node in path)]
+        num_known = share.num_known
+        rows: Items[int] = range(num_known)
+        if path:
+            rows = [*rows, *(num_known + node for node in path)]
         num_seen = max(0, sequence.num_shown - first)
         if num_seen >= len(rows):
             return
         sequence.num_shown = first + len(rows)
+        is_one = len(self._drafters) == 1  # then it was asked before the pass whether it sees them
         for drafter, columns in zip(self._drafters, self._columns, strict=True):
-            if self._sees(drafter, sequence, switches):
+            if is_one or self._sees(drafter, sequence, switches):
                 seen = _chosen(features, rows[num_seen:], columns)
                 self._asking.guard(drafter, partial(drafter.see, sequence.context, first + num_seen, seen))
 
