@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.control.audit import Audit
-from tests.control.ledger_paths import long_path
+from tests.control.ledger_paths import long_path, path_that_turns
 from tests.control.random_worlds import random_world
 from tests.control.worlds import Run
 from tests.engine import checks
@@ -461,6 +461,7 @@ def test_mutant_is_caught(mutant: Mutant, target: Target, monkeypatch: Patch) ->
 def broken_promise() -> Exception | None:
     """Play long paths and some worlds until the ledgers' bound is broken."""
     try:
+        path_that_turns()
         for seed in range(6):
             long_path(seed)
         for seed in range(12):

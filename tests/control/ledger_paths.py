@@ -152,3 +152,13 @@ def long_path(seed: int, num_cycles: int = 600) -> Path:
             )
         )
     return path
+
+
+def path_that_turns(num_cycles: int = 400) -> Path:
+    """Everything comes true for more than a window, then nothing ever again."""
+    path = Path()
+    for number in range(num_cycles):
+        rows = (4, 4)
+        is_good = number < num_cycles // 2
+        path.play(Move(rows=rows, right=rows if is_good else (0, 0), slowness=0.0, asking=0.01, is_priced=False))
+    return path

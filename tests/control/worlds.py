@@ -375,13 +375,16 @@ class Run:
         for text, proposal in zip(texts, proposals, strict=True):
             said, path = speak(text, proposal.bought)
             words[text.sequence_id] = len(said)
-            self.drafting.observe(text, proposal, said, path)
+            if not self.drafting.is_asleep:
+                self.drafting.observe(text, proposal, said, path)
             unpaid_s += text.unpaid_s
             if text.finish_reason is not None:
                 self.ended[text.sequence_id] = cycle
                 self.drafting.stop(text)
             text.ledger.add(plain_step_s=believed_s, step_s=predicted_s + drafting_s, num_words=len(said))
-        if self.drafter.num_firsts == num_firsts:
+        if self.drafting.is_asleep:
+            pass  # nothing of it is written down
+        elif self.drafter.num_firsts == num_firsts:
             self.drafting.settle(texts, base=base, load=load, forward_s=forward_s, drafting=time)
             self.cost.observe(load, forward_s, base)
         else:
