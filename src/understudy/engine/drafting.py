@@ -138,8 +138,7 @@ class Drafting:
             return reason
         num_slept, self._num_slept = self._num_slept, 0
         num_resting = self._worth.num_resting(self._kind(sequences), num_slept)
-        # who watches a control group looks at every step
-        self._num_asleep = 0 if self.controller.switchback.share else min(num_resting - 1, _MOST_ASLEEP)
+        self._num_asleep = min(num_resting - 1, _MOST_ASLEEP)
         return _NOT_WORTH_IT if num_resting else ""
 
     def propose(
@@ -162,6 +161,7 @@ class Drafting:
         if self.is_asleep:  # the same texts as in the last step, which rested
             self._num_asleep -= 1
             self._num_slept += 1
+            self.controller.switchback.is_plain([sequence.sequence_id for sequence in sequences])
             return [Proposal()] * len(sequences), _NOT_WORTH_IT
         reason = "" if has_to_ask and sequences else self.reason_to_rest(sequences)
         if not reason and max_rows <= 0:
@@ -283,6 +283,11 @@ class Drafting:
         reason = f"acceptance went from {alarm.before:.0%} to {alarm.after:.0%} within this text: {action}"
         subject = f"{sequence.request.workload_class}, request {sequence.request.request_id}"
         self._emit(Decided("health", subject, f"sudden {alarm.kind}", reason))
+
+    def sleep_through(self, base: Load, forward_s: float) -> None:
+        """Write nothing of a step into the ledgers, whose words came plainly; a control group counts it."""
+        if self.controller.switchback.share:
+            self.controller.switchback.observe(plain_s=self._cost.step_s(base), spent_s=forward_s)
 
     def forget_step(self) -> None:
         """Write nothing of a step into the ledgers: what it took says nothing of those to come."""

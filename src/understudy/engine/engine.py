@@ -328,16 +328,16 @@ class Engine:
 
     def _observe(self, underway: Underway, verdicts: Items[Verdict]) -> None:
         """Learn how good the guesses were and what they cost, unless something was done for the first time."""
-        has_drafters = bool(self._drafting.names) and not self._drafting.is_asleep
+        is_learned_from = bool(self._drafting.names) and not self._drafting.is_asleep
         for share, proposal, verdict in zip(underway.shares, underway.proposals, verdicts, strict=True):
             verdict.count(share.sequence.counts, proposal.drafts)
-            if verdict.words and has_drafters:
+            if verdict.words and is_learned_from:
                 words = [word.token for word in verdict.words]
                 self._drafting.observe(share.sequence, proposal, words, verdict.path)
-        if not has_drafters:
-            return
-        self._drafting.showing.count(underway.shares, underway.works, underway.proposals)
-        if self._runner.num_firsts == underway.num_firsts:
+        if not is_learned_from:
+            self._drafting.sleep_through(underway.plain, self._forward_s)
+        elif self._runner.num_firsts == underway.num_firsts:
+            self._drafting.showing.count(underway.shares, underway.works, underway.proposals)
             self._settle(underway, verdicts)
         else:
             self._drafting.forget_step()
