@@ -322,8 +322,11 @@ def test_free_drafts_that_never_pay_are_soon_asked_for_seldom(llama: Target, boo
     assert 1 < talker.num_asked < NUM_TOKENS / 4
 
 
-def test_a_rest_is_slept_through_until_a_text_comes_that_insists(llama: Target, book: Book) -> None:
-    """Nothing of such steps is written down; who insists on drafts is drafted for in the first step that can."""
+@pytest.mark.parametrize("control_share", [0.0, 1e-9])
+def test_a_rest_is_slept_through_until_a_text_comes_that_insists(
+    llama: Target, book: Book, control_share: float
+) -> None:
+    """Nothing of such steps is written down, but a control group counts them; who insists is drafted for at once."""
     now_s = 0.0
 
     class Talker(scripted.Wrong):
@@ -335,7 +338,9 @@ def test_a_rest_is_slept_through_until_a_text_comes_that_insists(llama: Target, 
     events: list[Event] = []
     talker = Talker(book, random.Random(0), 304)
     dear = FixedCost({1: 1.0, 2: 2.0, 32: 32.0})
-    engine = new_engine(llama, drafters=[talker], cost=dear, emit=events.append, clock=lambda: now_s)
+    engine = new_engine(
+        llama, drafters=[talker], cost=dear, emit=events.append, clock=lambda: now_s, control_share=control_share
+    )
     engine.submit(request("one"))
     num_asleep = 0
     for _ in range(60):
@@ -344,6 +349,8 @@ def test_a_rest_is_slept_through_until_a_text_comes_that_insists(llama: Target, 
     num_settled = engine.explain().num_steps
     assert num_asleep > 20
     assert num_settled + num_asleep <= 60
+    episode = engine._drafting.controller.switchback._episode
+    assert (episode.num_steps if episode else 0) == (num_settled + num_asleep - 1 if control_share else 0)
     while not engine._drafting.is_asleep:
         engine.step()
     engine.submit(request("two", forced=True))
