@@ -1,6 +1,7 @@
 """Mixed traffic under the control plane, beside plain decoding: one table by class and concurrency.
 
-    python benchmarks/control.py [--rounds 20] [--concurrency 1,4,16] [--max-tokens 40] [--depths 2,4,8] [--json OUT]
+    python benchmarks/control.py [--rounds 20] [--concurrency 1,4,16] [--max-tokens 40] [--depths 2,4,8] [--device cpu]
+        [--json OUT]
     python benchmarks/control.py --pool OUT...
 
 Every round asks texts of eight classes at temperatures from 0 to 1.5, in waves of so many at once. Each wave is
@@ -34,6 +35,7 @@ from understudy.bench.prompts import own_prompts
 from understudy.config import AUTO_DRAFT, EngineConfig
 from understudy.core.events import Decided, Event, ignore
 from understudy.core.request import Request, SamplingParams, Speculation
+from understudy.core.weights import DEVICE_CHOICES
 from understudy.engine.engine import Engine
 from understudy.text.chat import render
 
@@ -196,6 +198,7 @@ def main() -> None:
     parser.add_argument("--concurrency", default="1,4,16")
     parser.add_argument("--max-tokens", type=int, default=40)
     parser.add_argument("--depths", default="2,4,8")
+    parser.add_argument("--device", choices=DEVICE_CHOICES, default="auto")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--pool", type=Path, nargs="+", help="measure nothing: the table of all rounds of saved runs")
     options = parser.parse_args()
@@ -204,7 +207,9 @@ def main() -> None:
         found, num_different = pooled(options.pool)
         show(console, rows_of(found), num_different)
         sys.exit(1 if num_different else 0)
-    target = load_target(draft=AUTO_DRAFT)  # the default is measured with the draft that comes with it
+    target = load_target(
+        device=options.device, draft=AUTO_DRAFT
+    )  # the default is measured with the draft that comes with it
     decided: list[Decided] = []
 
     def hear(event: Event) -> None:
