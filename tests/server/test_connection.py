@@ -134,3 +134,32 @@ def test_every_answer_has_the_date_of_its_request(tmp_path: Path) -> None:
 def _date(answer: bytes) -> datetime:
     (line,) = [line for line in answer.split(b"\r\n") if line.lower().startswith(b"date: ")]
     return parsedate_to_datetime(line[6:].decode())
+
+
+@pytest.mark.parametrize(
+    ("version", "more", "is_short"), [("1.1", "", True), ("1.1", "connection: close\r\n", False), ("1.0", "", False)]
+)
+def test_a_refusal_is_one_write_where_it_can_be_and_reads_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, more: str, is_short: bool
+) -> None:
+    written: list[bool] = []
+    write = connection.Connection._write_refusal
+
+    def noted(self: connection.Connection, status: int, headers: connection.Headers, body: bytes) -> bool:
+        written.append(write(self, status, headers, body))
+        return written[-1]
+
+    monkeypatch.setattr(connection.Connection, "_write_refusal", noted)
+    config = ServerConfig(port=0, api_keys=("secret",))
+    with served(make_app(fake_service(tmp_path, config)), config) as address, socket.create_connection(address) as peer:
+        peer.sendall(f"GET /v1/models HTTP/{version}\r\nhost: a\r\n{more}\r\n".encode())
+        with peer.makefile("rb") as reader:
+            head = b"".join(iter(reader.readline, b"\r\n")).lower()
+            length = next(
+                int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.startswith(b"content-length")
+            )
+            body = json.loads(reader.read(length))
+    assert head.startswith(b"http/1.1 401")
+    assert all(name in head for name in (b"\r\ndate:", b"\r\nx-request-id:", b"\r\nx-content-type-options: nosniff"))
+    assert body["error"]["code"] == "invalid_api_key"
+    assert any(written) == is_short

@@ -16,7 +16,7 @@ from email.utils import formatdate
 
 import h11
 from starlette.types import Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from understudy.server.errors import error_body
 
@@ -27,6 +27,8 @@ LEAST_READ_BYTES = 16 << 10
 """A peer that takes less than this of what waits for it in that time is hung up on."""
 
 WritePiece = Callable[[bytes], bool]
+Headers = list[tuple[bytes, bytes]]
+WriteRefusal = Callable[[int, Headers, bytes], bool]
 
 
 def piece_writer(scope: Scope) -> WritePiece:
@@ -36,6 +38,15 @@ def piece_writer(scope: Scope) -> WritePiece:
     peer is gone or slow, or pieces have no lengths (HTTP/1.0). An empty piece only asks.
     """
     write: WritePiece = scope.get("state", {}).get("write_piece", lambda piece: False)
+    return write
+
+
+def refusal_writer(scope: Scope) -> WriteRefusal:
+    """How the head and the body of a refusal are written with one call; False, and nothing is written, if they cannot.
+
+    Under a flood most of what a refusal costs is to wake its reader, once for each write.
+    """
+    write: WriteRefusal = scope.get("state", {}).get("write_refusal", lambda status, headers, body: False)
     return write
 
 
@@ -49,6 +60,7 @@ class Connection(H11Protocol):
         """Let the application answer a request, and offer it the short way for pieces."""
         if scope["http_version"] == "1.1" and scope["method"] != "HEAD":
             scope["state"]["write_piece"] = self._write_piece
+            scope["state"]["write_refusal"] = self._write_refusal
         await self.config.loaded_app(scope, receive, send)
 
     def _write_piece(self, piece: bytes) -> bool:
@@ -57,6 +69,18 @@ class Connection(H11Protocol):
             return False
         if piece:  # an empty one would be the end
             self.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+        return True
+
+    def _write_refusal(self, status: int, headers: Headers, body: bytes) -> bool:
+        cycle = self.cycle
+        is_closed_after = (b"connection", b"close") in self.headers  # uvicorn answers that with a header of its own
+        if self.flow.write_paused or cycle.disconnected or cycle.response_started or is_closed_after:
+            return False
+        cycle.response_started, cycle.waiting_for_100_continue = True, False
+        head = h11.Response(
+            status_code=status, headers=[*cycle.default_headers, *headers], reason=STATUS_PHRASES[status]
+        )
+        self.transport.write((self.conn.send(head) or b"") + (self.conn.send(h11.Data(data=body)) or b""))
         return True
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]

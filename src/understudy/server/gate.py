@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from understudy.core.backend import BackendState
 from understudy.server.admission import Overloaded
 from understudy.server.config import ServerConfig, is_loopback
+from understudy.server.connection import refusal_writer
 from understudy.server.errors import error_body, problem_of
 from understudy.server.exchange import Caller
 from understudy.server.keys import KeyRing
@@ -98,7 +99,7 @@ class Gate:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = _request_id(scope)
-        response = _Response(send, request_id, scope["path"])
+        response = _Response(send, request_id, scope)
         unread = receive if _announces_body(scope) else None
         try:
             scope.setdefault("state", {})["request_id"] = request_id
@@ -188,15 +189,16 @@ class Gate:
 class _Response:
     """What goes back, with the headers that every answer has."""
 
-    def __init__(self, send: Send, request_id: str, path: str) -> None:
+    def __init__(self, send: Send, request_id: str, scope: Scope) -> None:
         self._send = send
+        self._scope = scope
         self._headers = {
             b"x-request-id": request_id.encode(),
             b"x-content-type-options": b"nosniff",
             b"x-frame-options": b"DENY",
             b"referrer-policy": b"no-referrer",
         }
-        if path.startswith("/v1/") or _is_admin_path(path):
+        if scope["path"].startswith("/v1/") or _is_admin_path(scope["path"]):
             self._headers[b"cache-control"] = b"no-store"
         self.has_started = False
 
@@ -214,8 +216,11 @@ class _Response:
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)), *refusal.headers]
         if unread is not None:
             headers.append((b"connection", b"close"))
-        await self.send({"type": "http.response.start", "status": refusal.status, "headers": headers})
-        await self.send({"type": "http.response.body", "body": body, "more_body": True})
+        if refusal_writer(self._scope)(refusal.status, [*headers, *self._headers.items()], body):
+            self.has_started = True
+        else:
+            await self.send({"type": "http.response.start", "status": refusal.status, "headers": headers})
+            await self.send({"type": "http.response.body", "body": body, "more_body": True})
         if unread is not None:
             await _listen_on(unread)
         await self.send({"type": "http.response.body", "body": b"", "more_body": False})
