@@ -124,6 +124,7 @@ class Drafting:
 
     def reason_to_rest(self, sequences: Items[Sequence], *, is_beside_prompt: bool = False) -> str:
         """Why no drafter is asked in the next step; empty if they are. To be asked once for each step."""
+        self.is_asleep = False
         if not self._asking.names:
             return "no drafter"
         is_forced = any(sequence.request.speculation.forced for sequence in sequences)
