@@ -120,7 +120,6 @@ class Asking:
         """By drafter that costs time, the sequences for which it was asked last because that is expected to pay."""
         self.left_out: set[str] = set()
         """Those that have failed already in this step."""
-        self.are_free = not any(hasattr(drafter, "cost") or hasattr(drafter, "scout") for drafter in drafters)
 
     @property
     def rare(self) -> frozenset[str]:

@@ -1,6 +1,6 @@
 """Which of sixteen tokens may still win a race, told by the first half of their dice: noise.py in vectors.
 
-Philox takes forty multiplications a token, and of fifty thousand tokens a handful can win. A compiler does not see that
+Philox takes twenty multiplications a token, and of fifty thousand tokens few can win. A compiler does not see that
 sixteen of them can be computed side by side, so it is said outright, as in simd.py. What comes out is the upper
 half of the uniform number u, enough to rule out nearly all; who is left is looked at with all of its bits.
 
