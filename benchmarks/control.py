@@ -5,10 +5,11 @@
     python benchmarks/control.py --pool OUT...
 
 Every round asks texts of eight classes at temperatures from 0 to 1.5, in waves of so many at once. Each wave is
-answered by one arm right after the other, in an order drawn anew: `plain` has no drafter, `default` is what a user
-gets, `chance` is plain once more, and `depth d` forces drafts of a fixed depth (alone, to see what the best fixed
-choice would have been). A wave's requests come at times that are the same for every arm: in a closed loop whoever is
-faster is asked more. Words must be equal in all arms.
+answered by all arms side by side, step by step, each on its own clock (bench/in_step.py; on a GPU, where a step leaves
+the next one under way, one after the other): `plain` has no drafter, `default` is what a user gets, `chance` is plain
+once more, and `depth d` forces drafts of a fixed depth (alone, to see what the best fixed choice would have been). A
+wave's requests come at times that are the same for every arm: in a closed loop whoever is faster is asked more. Words
+must be equal in all arms.
 Speed-ups are of time per token, decoding alone, against the mean of both plain arms. TTFT is compared request by
 request: prompts differ so much in length that the median of all of them jumps.
 """
@@ -21,7 +22,6 @@ import math
 import random
 import statistics
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,7 +31,10 @@ from rich.console import Console
 from rich.table import Table
 
 from understudy.assembly import build_engine, load_target
+from understudy.bench.arrivals import Timed
+from understudy.bench.in_step import Serving, serve_in_step
 from understudy.bench.prompts import own_prompts
+from understudy.bench.served import Answer
 from understudy.config import AUTO_DRAFT, EngineConfig
 from understudy.core.events import Decided, Event, ignore
 from understudy.core.request import Request, SamplingParams, Speculation
@@ -66,41 +69,24 @@ class Arm:
     engine: Engine
     speculation: Speculation = field(default_factory=Speculation)
 
-    def serve(self, requests: Sequence[Request], times_s: Sequence[float]) -> list[Done]:
-        """Answer requests that come at their times."""
-        begun: dict[str, tuple[int, float]] = {}
-        first: dict[str, float] = {}
-        said: dict[str, list[int]] = {}
-        done: dict[int, Done] = {}
-        started, sent = time.perf_counter(), 0
-        while len(done) < len(requests):
-            now = time.perf_counter() - started
-            while sent < len(requests) and times_s[sent] <= now:
-                request = requests[sent]
-                self.engine.submit(request)
-                begun[request.request_id] = (sent, times_s[sent])
-                said[request.request_id] = []
-                sent += 1
-            if not begun:
-                time.sleep(max(0.0, times_s[sent] - now))
-                continue
-            outputs = self.engine.step()
-            now = time.perf_counter() - started
-            for output in outputs:
-                name = output.request_id
-                said[name].extend(output.token_ids)
-                if output.token_ids:
-                    first.setdefault(name, now)
-                if output.finish_reason is not None:
-                    place, came_s = begun.pop(name)
-                    done[place] = Done(
-                        requests[place].workload_class,
-                        first[name] - came_s,
-                        (now - first[name]) / max(1, len(said[name]) - 1),
-                        now - came_s,
-                        tuple(said[name]),
-                    )
-        return [done[place] for place in range(len(requests))]
+
+def serve(arms: Sequence[Arm], asked: Sequence[Sequence[Request]], times_s: Sequence[float]) -> list[list[Done]]:
+    """Let every arm answer its requests, which come at the same times, step by step beside the others."""
+    servings = [Serving(arm.engine, requests, Timed(times_s)) for arm, requests in zip(arms, asked, strict=True)]
+    serve_in_step(servings)
+    return [
+        [done_of(request, answer) for request, answer in zip(requests, serving.answers, strict=True)]
+        for requests, serving in zip(asked, servings, strict=True)
+    ]
+
+
+def done_of(request: Request, answer: Answer) -> Done:
+    """What a request came to, in seconds."""
+    ttft_ms, tpot_ms = answer.ttft_ms, answer.tpot_ms
+    assert ttft_ms is not None
+    assert tpot_ms is not None
+    assert answer.token_ids is not None
+    return Done(request.workload_class, ttft_ms / 1e3, tpot_ms / 1e3, answer.request_ms / 1e3, answer.token_ids)
 
 
 def requests_of(
@@ -166,9 +152,9 @@ def gap_of(arm: Arm, known: dict[str, list[tuple[int, ...]]], concurrency: int, 
     """Seconds between two arrivals at which about so many run at once when they are served plainly."""
     asked = [(name, ids[0]) for name, ids in known.items()] * max(1, concurrency // len(known))
     asked = asked[:concurrency]
-    started = time.perf_counter()
-    arm.serve(requests_of(arm, asked, 10**6 + concurrency, 0, max_tokens), [0.0] * len(asked))
-    return (time.perf_counter() - started) / len(asked)
+    requests = requests_of(arm, asked, 10**6 + concurrency, 0, max_tokens)
+    (done,) = serve([arm], [requests], [0.0] * len(asked))
+    return max(answer.request_s for answer in done) / len(asked)
 
 
 def one_round(
@@ -179,15 +165,18 @@ def one_round(
     at_once: int,
     gap_s: float,
     max_tokens: int,
+    is_in_step: bool,
 ) -> dict[str, list[Done]]:
     """Wave after wave, each answered by every arm."""
     served: dict[str, list[Done]] = {arm.name: [] for arm in arms}
     for first in range(0, len(asked), at_once):
         wave = asked[first : first + at_once]
         times_s = [place * gap_s / 2 for place in range(len(wave))]
-        for arm in draw.sample(arms, len(arms)):
-            requests = requests_of(arm, wave, number, first, max_tokens)
-            served[arm.name] += arm.serve(requests, times_s)
+        order = draw.sample(arms, len(arms))
+        for together in [order] if is_in_step else [[arm] for arm in order]:
+            requests = [requests_of(arm, wave, number, first, max_tokens) for arm in together]
+            for arm, done in zip(together, serve(together, requests, times_s), strict=True):
+                served[arm.name] += done
     return served
 
 
@@ -241,7 +230,16 @@ def main() -> None:
             asked = [(name, draw.choice(ids)) for name, ids in known.items() for _ in range(count)]
             draw.shuffle(asked)
             arms = [plain, default, chance, *(fixed if concurrency == 1 else [])]
-            served = one_round(arms, asked, draw, number + 1, concurrency, gaps[concurrency], options.max_tokens)
+            served = one_round(
+                arms,
+                asked,
+                draw,
+                number + 1,
+                concurrency,
+                gaps[concurrency],
+                options.max_tokens,
+                is_in_step=not target.device_facts,
+            )
             words = [[done.tokens for done in answers] for answers in served.values()]
             num_different += sum(line != words[0] for line in words[1:])
             if number >= 0:

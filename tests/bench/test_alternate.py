@@ -3,7 +3,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from tests.bench.made_up import answer, plan
-from understudy.bench.alternate import Measured, alternate
+from understudy.bench.alternate import Measured, alternate, in_turn
 from understudy.bench.served import Answer, Served
 from understudy.bench.workloads import Unit
 
@@ -61,7 +61,7 @@ class Watcher:
 
 
 def run(arms: list[FakeArm], *classes: str, budget_s: float = 1e-9) -> Measured:
-    return alternate(arms, plan(*classes), budget_s=budget_s, watcher=Watcher())
+    return alternate(arms, plan(*classes), serve=in_turn, budget_s=budget_s, watcher=Watcher())
 
 
 def test_one_round_is_always_run_and_who_begins_changes() -> None:
@@ -97,7 +97,7 @@ def test_the_budget_is_kept_in_whole_rounds(budget_s: float, num_rounds: int) ->
 def test_a_first_round_longer_than_the_budget_corrects_what_is_expected() -> None:
     watcher = Watcher()
     arms = [FakeArm("plain", [], seconds=50.0)]
-    alternate(arms, plan("code", "chat"), budget_s=10.0, watcher=watcher)
+    alternate(arms, plan("code", "chat"), serve=in_turn, budget_s=10.0, watcher=watcher)
     assert watcher.rounds == [1]
     assert watcher.expected_s == [10.0, 10.0, 100.0], (
         "warming up, the first unit, and after it is known how long one is"

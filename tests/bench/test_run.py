@@ -11,9 +11,9 @@ from understudy.assembly import Target, load_target, with_draft
 from understudy.bench import run
 from understudy.bench.arrivals import Closed, Recorded, Timed
 from understudy.bench.engines import build_arms, drafters_of, encoder, room_tokens
+from understudy.bench.in_step import Serving, serve_in_step
 from understudy.bench.prompts import Prompt
 from understudy.bench.record import MemoryBytes
-from understudy.bench.run import serve
 from understudy.bench.workloads import Plan, Unit, choose
 from understudy.config import EngineConfig
 from understudy.core.request import Output, Request, Speculation, SpeculationCounts
@@ -37,7 +37,6 @@ class FakeEngine:
     now_s: float = 0.0
     step_s: float = 1.0
     said: dict[str, int] = field(default_factory=dict)
-    slept: list[float] = field(default_factory=list)
     most_at_once: int = 0
     requests: list[Request] = field(default_factory=list)
 
@@ -61,13 +60,15 @@ class FakeEngine:
     def clock(self) -> float:
         return self.now_s
 
-    def sleep(self, seconds: float) -> None:
-        self.slept.append(seconds)
-        self.now_s += seconds
+    def begin(self, work: Unit) -> Serving:
+        requests = [run._request(work, place) for place in range(len(work.questions))]
+        return Serving(self, requests, work.arrivals, now=self.clock)  # type: ignore[arg-type]
 
     def serve(self, work: Unit) -> list[tuple[float, float, float]]:
         """Arrival, first token and end of each answer."""
-        answers = serve(self, work, clock=self.clock, sleep=self.sleep)  # type: ignore[arg-type]
+        serving = self.begin(work)
+        serve_in_step([serving])
+        answers = serving.answers
         assert [answer.text for answer in answers] == ["xxxx"] * len(work.questions)
         assert [answer.token_ids for answer in answers] == [(1, 2, 3, 4)] * len(work.questions)
         assert all(answer.first_s is not None for answer in answers)
@@ -83,15 +84,49 @@ def test_a_closed_loop_keeps_so_many_running() -> None:
     engine = FakeEngine(now_s=100.0)
     assert engine.serve(work(3, Closed(2))) == [(0.0, 1.0, 4.0), (0.0, 1.0, 4.0), (4.0, 5.0, 8.0)]
     assert engine.most_at_once == 2
-    assert engine.slept == []
 
 
 def test_an_open_loop_counts_from_when_a_request_was_due() -> None:
     """The second is due within a step: what it waits for that step to end is its own waiting time."""
     engine = FakeEngine(now_s=100.0)
     assert engine.serve(work(3, Timed((0.0, 0.25, 9.0)))) == [(0.0, 1.0, 4.0), (0.25, 2.0, 5.0), (9.0, 10.0, 13.0)]
-    assert engine.slept == [4.0]
+    assert engine.now_s == 100.0 + 9.0, "nobody slept until the last one came"
     assert engine.most_at_once == 2
+
+
+def test_engines_side_by_side_have_clocks_of_their_own() -> None:
+    """Both share one machine; whoever is behind goes on, so that a slow time of the machine hits both."""
+    machine = FakeEngine()
+    turns: list[str] = []
+
+    class Half(FakeEngine):
+        """Takes half as long for a step, on the same machine."""
+
+        name, seconds = "half", 0.5
+
+        def step(self) -> list[Output]:
+            machine.now_s += self.seconds
+            turns.append(self.name)
+            return super().step()
+
+        def clock(self) -> float:
+            return machine.now_s
+
+    class Whole(Half):
+        name, seconds = "whole", 1.0
+
+    both = [engine.begin(work(2, Closed(1))) for engine in (Whole(), Half())]
+    serve_in_step(both)
+    assert [serving.clock_s for serving in both] == [8.0, 4.0]
+    assert [[answer.ended_s for answer in serving.answers] for serving in both] == [[4.0, 8.0], [2.0, 4.0]]
+    assert turns[:7] == ["whole", "half", "half", "whole", "half", "half", "whole"]
+
+
+def test_who_waits_for_an_arrival_is_not_behind_for_ever() -> None:
+    engine, other = FakeEngine(), FakeEngine()
+    both = [engine.begin(work(2, Timed((0.0, 50.0)))), other.begin(work(2, Closed(1)))]
+    serve_in_step(both)
+    assert [serving.clock_s for serving in both] == [54.0, 8.0]
 
 
 # ------------------------------------------------------------------------------------------------ a real engine
@@ -115,10 +150,9 @@ def test_arms_say_the_same_words_and_tell_what_they_did(target: Target, monkeypa
     plan = plan_for(target, concurrencies=(3,))
     plain, default = build_arms(target, ["plain", "default"], plan)
     (here,) = plan.round(0)
-    served = {}
     for arm in (plain, default):
         arm.warm_up(here)
-        served[arm.name] = arm.serve(here)
+    served = run.in_step([plain, default], here)
     assert [a.said for a in served["plain"].answers] == [a.said for a in served["default"].answers]
     counts = {name: SpeculationCounts() for name in served}
     for name, result in served.items():

@@ -174,13 +174,13 @@ def test_a_class_may_not_be_called_like_the_sum(run: Run, tmp_path: Path) -> Non
 
 def test_a_trace(measure: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
-    lines = [{"timestamp": 0, "class": "chat"}, {"timestamp": 30, "class": "code", "output_length": 4}]
+    lines = [{"timestamp": 0, "class": "chat"}, {"timestamp": 60_000, "class": "code", "output_length": 4}]
     trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
     record = measure("--arrivals", "trace", "--trace", trace)
     assert rows(record, "class", "drafter") == [
         (name, drafter) for name in ("mixed", "all") for drafter in ("plain", "default")
     ]
-    assert record["manifest"]["duration_s"] >= 0.06
+    assert record["manifest"]["duration_s"] < 30, "nobody sleeps until a request is due"
 
 
 def buying_all(offers: StatedOffers, *_: object, **__: object) -> Decision:
@@ -203,15 +203,15 @@ def test_an_interruption_keeps_what_was_measured(
 ) -> None:
     from understudy.bench import run as bench_run
 
-    serve, served = bench_run.serve, []
+    serve, served = bench_run.serve_in_step, []
 
-    def interrupted(*args: Any, **options: Any) -> Any:
+    def interrupted(*args: Any) -> None:
         served.append(args)
-        if len(served) == 3:
+        if len(served) == 2:
             raise KeyboardInterrupt
-        return serve(*args, **options)
+        serve(*args)
 
-    monkeypatch.setattr(bench_run, "serve", interrupted)
+    monkeypatch.setattr(bench_run, "serve_in_step", interrupted)
     argv = (model, "--threads", 1, "--prompts", prompts, "--json", "-", *ONE_ROUND)
     code, out, err = run(*argv)
     record = json.loads(out)
@@ -220,7 +220,7 @@ def test_an_interruption_keeps_what_was_measured(
     assert len(record["rows"]) == 4
     assert record["manifest"]["interrupted"] is True
     assert "interrupted" in err
-    served[:] = [None, None]
+    served[:] = [None]
     assert run(*argv)[:2] == (130, ""), "nothing was measured, so nothing is written"
 
 

@@ -1,4 +1,7 @@
-"""The arms take turns: every unit is served by one arm right after the other, so a disturbance hits them all.
+"""The arms take turns, so that a disturbance hits them all.
+
+Engines that leave nothing under way between two steps do so step by step within every unit (`run.in_step`); others
+serve it one right after the other (`in_turn`).
 
 Who begins changes from round to round, and from unit to unit within one. A round is begun only if it will probably
 end within the budget; the first one always runs, and no round is left half done, but for an interruption. What was
@@ -8,9 +11,9 @@ measured until then is kept: only units that all arms have served count.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from understudy.bench.served import Served
 from understudy.bench.workloads import Plan, Unit
@@ -28,6 +31,16 @@ class Arm(Protocol):
 
     def serve(self, unit: Unit) -> Served:
         """Answer all questions of a unit."""
+
+
+A = TypeVar("A", bound=Arm)
+Serve = Callable[[Sequence[A], Unit], Mapping[str, Served]]
+"""How arms answer a unit, the one that begins first; by their names."""
+
+
+def in_turn(arms: Sequence[Arm], unit: Unit) -> Mapping[str, Served]:
+    """One right after the other."""
+    return {arm.name: arm.serve(unit) for arm in arms}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +69,13 @@ class Measured:
     interrupted: bool = False
     seconds: float = 0.0
 
+    def count(self, turn: Turn) -> None:
+        """Add a turn."""
+        self.num_requests += len(turn.unit.questions) * len(turn.served)
+        self.errors.extend(turn.errors)
+        if not turn.errors:
+            self.turns.append(turn)
+
 
 class Watcher(Protocol):
     """Who wants to see a run."""
@@ -67,7 +87,7 @@ class Watcher(Protocol):
         """See that a round is done."""
 
 
-def alternate(arms: Sequence[Arm], plan: Plan, *, budget_s: float, watcher: Watcher) -> Measured:
+def alternate(arms: Sequence[A], plan: Plan, *, serve: Serve[A], budget_s: float, watcher: Watcher) -> Measured:
     """Run rounds until the budget is used."""
     measured = Measured()
     started = time.perf_counter()
@@ -80,10 +100,11 @@ def alternate(arms: Sequence[Arm], plan: Plan, *, budget_s: float, watcher: Watc
         started = time.perf_counter()
         while _another_fits(measured.num_rounds, time.perf_counter() - started, budget_s):
             for unit in plan.round(measured.num_rounds):
-                done = measured.num_rounds * plan.units_per_round + unit.place
                 elapsed_s = time.perf_counter() - started
+                done = measured.num_rounds * plan.units_per_round + unit.place
                 expected_s = max(budget_s, elapsed_s * plan.units_per_round / done if done else 0.0)
-                _take_turns(arms, unit, measured, watcher, (started, expected_s))
+                watcher.at(_described(unit), elapsed_s=elapsed_s, expected_s=expected_s)
+                measured.count(Turn(unit, serve(turn_order(arms, unit), unit)))
             measured.num_rounds += 1
             watcher.finished(measured.num_rounds, measured)
     except KeyboardInterrupt:
@@ -92,27 +113,15 @@ def alternate(arms: Sequence[Arm], plan: Plan, *, budget_s: float, watcher: Watc
     return measured
 
 
-def turn_order(arms: Sequence[Arm], unit: Unit) -> list[Arm]:
+def turn_order(arms: Sequence[A], unit: Unit) -> list[A]:
     """Who begins: each arm in turn, from unit to unit of a round and from round to round of a unit."""
     first = (unit.place + unit.round_number) % len(arms)
     return [*arms[first:], *arms[:first]]
 
 
-def _take_turns(
-    arms: Sequence[Arm], unit: Unit, measured: Measured, watcher: Watcher, clock: tuple[float, float]
-) -> None:
-    started, expected_s = clock
-    served: dict[str, Served] = {}
-    for arm in turn_order(arms, unit):
-        at_once = "open loop" if unit.concurrency is None else f"{unit.concurrency} at once"
-        what = f"{unit.prompt_class}, temperature {unit.temperature:g}, {at_once}: {arm.name}"
-        watcher.at(what, elapsed_s=time.perf_counter() - started, expected_s=expected_s)
-        served[arm.name] = arm.serve(unit)
-    turn = Turn(unit, served)
-    measured.num_requests += len(unit.questions) * len(arms)
-    measured.errors.extend(turn.errors)
-    if not turn.errors:
-        measured.turns.append(turn)
+def _described(unit: Unit) -> str:
+    at_once = "open loop" if unit.concurrency is None else f"{unit.concurrency} at once"
+    return f"{unit.prompt_class}, temperature {unit.temperature:g}, {at_once}"
 
 
 def _another_fits(num_rounds: int, elapsed_s: float, budget_s: float) -> bool:

@@ -6,20 +6,19 @@ has a tenant of its own, so that no drafter has seen the answer that it is about
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from understudy.bench.in_step import Serving, serve_in_step
 from understudy.bench.record import ArmFacts
-from understudy.bench.served import Answer, Served, StepTime
+from understudy.bench.served import Served, StepTime
 from understudy.bench.workloads import Unit
 from understudy.core.events import Cycle, Event, Fallback, Notice
-from understudy.core.request import Output, Request, Speculation
+from understudy.core.request import Request, Speculation
 
 if TYPE_CHECKING:
     from understudy.engine.engine import Engine
-    from understudy.engine.sequence import Sequence as RunningSequence
 
 _WARM_UP_PROMPT_TOKENS = 32
 _WARM_UP_TOKENS = 16
@@ -71,80 +70,22 @@ class EngineArm:
         while self.engine.has_work:
             self.engine.step()
 
-    def serve(self, unit: Unit) -> Served:
-        """Answer all questions of a unit."""
+    def begin(self, unit: Unit) -> Serving:
+        """Begin with a unit, on a clock of its own."""
         self.listener.steps = StepTime()
-        answers = serve(self.engine, unit)
-        return Served(answers, self.listener.steps)
+        requests = [_request(unit, place) for place in range(len(unit.questions))]
+        return Serving(self.engine, requests, unit.arrivals)
+
+    def serve(self, unit: Unit) -> Served:
+        """Answer all questions of a unit, with nobody in between."""
+        return in_step([self], unit)[self.name]
 
 
-@dataclass(slots=True)
-class _Running:
-    sequence: RunningSequence
-    place: int
-    arrived_s: float
-    outputs: list[Output] = field(default_factory=list)
-    first_s: float | None = None
-
-
-def serve(
-    engine: Engine,
-    unit: Unit,
-    *,
-    clock: Callable[[], float] = time.perf_counter,
-    sleep: Callable[[float], None] = time.sleep,
-) -> Sequence[Answer]:
-    """Submit what is due, step, and sleep when there is nothing to do; the answers are in the questions' order."""
-    requests = [_request(unit, place) for place in range(len(unit.questions))]
-    running: dict[str, _Running] = {}
-    answers: dict[int, Answer] = {}
-    num_sent = 0
-    started = clock()
-    while len(answers) < len(requests):
-        due_s: float | None = None
-        while num_sent < len(requests):
-            now_s = clock() - started
-            due_s = unit.arrivals.due_s(num_sent, now_s=now_s, num_running=len(running))
-            if due_s is None or due_s > now_s:
-                break
-            (sequence,) = engine.submit(requests[num_sent])
-            running[requests[num_sent].request_id] = _Running(sequence, num_sent, due_s)
-            num_sent += 1
-        if running:
-            _step(engine, running, answers, lambda: clock() - started)
-        else:
-            assert due_s is not None, "nothing runs, and nothing will arrive"
-            sleep(max(0.0, due_s - (clock() - started)))
-    return [answers[place] for place in range(len(requests))]
-
-
-def _step(engine: Engine, running: dict[str, _Running], answers: dict[int, Answer], now: Callable[[], float]) -> None:
-    outputs = engine.step()
-    now_s = now()
-    for output in outputs:
-        request = running[output.request_id]
-        request.outputs.append(output)
-        if request.first_s is None and output.token_ids:
-            request.first_s = now_s
-        if output.finish_reason is not None:
-            answers[request.place] = _answer(running.pop(output.request_id), now_s)
-
-
-def _answer(request: _Running, now_s: float) -> Answer:
-    last = request.outputs[-1]
-    token_ids = tuple(token for output in request.outputs for token in output.token_ids)
-    return Answer(
-        text="".join(output.text for output in request.outputs),
-        token_ids=token_ids,
-        finish_reason=last.finish_reason,
-        num_tokens=len(token_ids),
-        arrived_s=request.arrived_s,
-        first_s=request.first_s,
-        last_s=now_s,
-        ended_s=now_s,
-        counts=request.sequence.counts,
-        error=last.error,
-    )
+def in_step(arms: Sequence[EngineArm], unit: Unit) -> dict[str, Served]:
+    """Let all arms answer a unit side by side, step by step; for engines whose steps leave nothing under way."""
+    servings = [arm.begin(unit) for arm in arms]
+    serve_in_step(servings)
+    return {arm.name: Served(serving.answers, arm.listener.steps) for arm, serving in zip(arms, servings, strict=True)}
 
 
 def _request(unit: Unit, place: int) -> Request:

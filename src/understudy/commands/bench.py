@@ -17,7 +17,7 @@ from understudy.commands.teller import Teller
 from understudy.core.weights import NUMERICS
 
 if TYPE_CHECKING:
-    from understudy.bench.alternate import Measured
+    from understudy.bench.alternate import Measured, Serve
     from understudy.bench.arrivals import TraceLine
     from understudy.bench.prompts import Prompt
     from understudy.bench.record import ArmFacts
@@ -47,6 +47,7 @@ class _Run:
     """All that is needed to measure, and what the manifest says of it."""
 
     arms: Sequence[EngineArm] | Sequence[RemoteArm]
+    serve: Serve[Any]
     plan: Plan
     questions: Questions
     subject: dict[str, Any]
@@ -75,7 +76,7 @@ def bench(arguments: argparse.Namespace) -> int:
     trace = _trace(settings, prompts)
     run = (_on_engine if settings.url is None else _on_server)(settings, prompts, trace)
     with progress_bar(make_console(stderr=True), run.facts) as watcher:
-        measured = alternate(run.arms, run.plan, budget_s=settings.budget_s, watcher=watcher)
+        measured = alternate(run.arms, run.plan, serve=run.serve, budget_s=settings.budget_s, watcher=watcher)
     if measured.interrupted and not measured.turns:
         return INTERRUPTED
     rows = [row_of(group) for group in groups(measured, run.facts)]
@@ -103,8 +104,10 @@ def _page_writer() -> Callable[[dict[str, Any], Path], None]:
 
 def _on_engine(settings: Settings, prompts: Sequence[Prompt], trace: Sequence[TraceLine]) -> _Run:
     """Load the model once, and build an engine around it for each arm."""
+    from understudy.bench.alternate import in_turn
     from understudy.bench.engines import build_arms, encoder
     from understudy.bench.record import PLAIN
+    from understudy.bench.run import in_step
     from understudy.terminal import Waiting
 
     console = make_console(stderr=True)
@@ -120,11 +123,13 @@ def _on_engine(settings: Settings, prompts: Sequence[Prompt], trace: Sequence[Tr
         "numerics": NUMERICS,
         "system_fingerprint": target.system_fingerprint,
     }
-    return _Run(arms, plan, questions, subject, teller.notes, target.device_facts)
+    serve: Serve[Any] = in_turn if target.device_facts else in_step  # a GPU is at an arm's next pass after its step
+    return _Run(arms, serve, plan, questions, subject, teller.notes, target.device_facts)
 
 
 def _on_server(settings: Settings, prompts: Sequence[Prompt], trace: Sequence[TraceLine]) -> _Run:
     """Find the server, and what it is compared with."""
+    from understudy.bench.alternate import in_turn
     from understudy.bench.record import DEFAULT, PLAIN, ArmFacts
     from understudy.bench.remote import RemoteArm
     from understudy.client import Endpoint, find_model
@@ -149,7 +154,7 @@ def _on_server(settings: Settings, prompts: Sequence[Prompt], trace: Sequence[Tr
         "system_fingerprint": None,
         "urls": {name: endpoint.url for name, endpoint in endpoints.items()},
     }
-    return _Run(arms, plan, questions, subject)
+    return _Run(arms, in_turn, plan, questions, subject)
 
 
 def _trace(settings: Settings, prompts: Sequence[Prompt]) -> list[TraceLine]:
