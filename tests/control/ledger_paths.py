@@ -14,6 +14,7 @@ import random
 from dataclasses import dataclass, field
 
 from understudy.control.breaker import Tally
+from understudy.control.classes import Line
 from understudy.control.controller import ENGINE, Controller
 from understudy.control.cost import CostModel, Load
 from understudy.control.ledger import ALLOWED, WINDOW_S
@@ -93,7 +94,7 @@ class Path:
         controller, names = self.controller, ("code", "chat")
         base = Load(2, 0, 0)
         plain_s = controller._cost.step_s(base)
-        asked = [name for name in names if controller.asks(name, "ngram")]
+        asked = [name for name in names if controller.asks(Line(name, 0), "ngram")]
         if move.is_priced and asked:
             texts = dict.fromkeys(asked, 1)
             asked = asked if controller.permits_asking(texts, move.asking * PLAIN_S) else []
@@ -115,11 +116,15 @@ class Path:
         forward_s = max(0.1 * plain_s, predicted_s + move.slowness * (worst_s - predicted_s)) if total else plain_s
         right = {name: min(count, rows.get(name, 0)) for name, count in zip(names, move.right, strict=True)}
         for name, count in rows.items():
-            controller.count(name, "ngram", Tally(count, right[name], count, right[name]))
+            controller.count(Line(name, 0), "ngram", Tally(count, right[name], count, right[name]))
         cycles_s = {name: controller._class(name).ledger.cycle_s for name in names}
         cycles_s[ENGINE] = controller._engine.ledger.cycle_s
         controller.settle(
-            dict.fromkeys(names, 1), base=base, load=load, forward_s=forward_s, drafting_s={"ngram": asked_s}
+            {Line(name, 0): 1 for name in names},
+            base=base,
+            load=load,
+            forward_s=forward_s,
+            drafting_s={"ngram": {Line(name, 0): seconds for name, seconds in asked_s.items()}},
         )
         for name in (*names, ENGINE):
             share = 1.0 if name == ENGINE else rows.get(name, 0) / total if total else 0.0

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from understudy.control.breaker import Breaker, Tally
+from understudy.control.classes import Line
 
 
 def cycle(*, right: int = 0, drafted: int = 4, rows: int = 4, row_s: float = 0.1, asking_s: float = 0.0) -> Tally:
@@ -33,14 +34,14 @@ def steps_until_asked(breaker: Breaker, most: int = 5000) -> int:
 
 
 def test_who_gains_stays_on_whatever_the_rule_says() -> None:
-    breaker = Breaker("chat", "ngram")
+    breaker = Breaker(Line("chat", 0), "ngram")
     for _ in range(200):
         assert not breaker.observe(cycle(right=1)), "a quarter is right, and it gains all the same"
     assert breaker.state == "on"
 
 
 def test_loss_switches_off_and_the_first_look_waits() -> None:
-    breaker = Breaker("chat", "ngram")
+    breaker = Breaker(Line("chat", 0), "ngram")
     assert until_it_changes(breaker, cycle(right=0)) == 15
     assert (breaker.state, breaker.rest_steps) == ("off", 16)
     assert "lost 40.0% of the plain time" in breaker.reason
@@ -48,14 +49,14 @@ def test_loss_switches_off_and_the_first_look_waits() -> None:
 
 
 def test_under_forty_percent_without_a_gain_is_off() -> None:
-    breaker = Breaker("chat", "ngram")
+    breaker = Breaker(Line("chat", 0), "ngram")
     until_it_changes(breaker, cycle(right=0, rows=0))
     assert "under 40%" in breaker.reason
     assert breaker.rest_steps == 0, "it lost nothing"
 
 
 def test_look_that_shows_nothing_changes_nothing() -> None:
-    breaker = Breaker("chat", "ngram")
+    breaker = Breaker(Line("chat", 0), "ngram")
     breaker.trip("by hand")
     for _ in range(20):
         assert steps_until_asked(breaker) == 8
@@ -64,7 +65,7 @@ def test_look_that_shows_nothing_changes_nothing() -> None:
 
 
 def test_look_that_takes_long_is_rare() -> None:
-    breaker = Breaker("chat", "ngram")
+    breaker = Breaker(Line("chat", 0), "ngram")
     breaker.trip("by hand")
     steps_until_asked(breaker)
     breaker.observe(cycle(rows=0, asking_s=0.5))
@@ -76,7 +77,7 @@ def test_look_that_takes_long_is_rare() -> None:
 
 
 def test_probe_that_gains_brings_it_back() -> None:
-    breaker = Breaker("chat", "ngram")
+    breaker = Breaker(Line("chat", 0), "ngram")
     breaker.trip("by hand")
     assert not breaker.observe(cycle(right=4)), "what was under way when it went off is no look"
     assert breaker.state == "off"
@@ -89,7 +90,7 @@ def test_probe_that_gains_brings_it_back() -> None:
 
 
 def test_probes_that_lose_double_the_rest() -> None:
-    breaker = Breaker("chat", "ngram")
+    breaker = Breaker(Line("chat", 0), "ngram")
     breaker.trip("by hand")
     rests = []
     for _ in range(9):
@@ -101,7 +102,7 @@ def test_probes_that_lose_double_the_rest() -> None:
 
 
 def test_probe_without_anything_worth_a_row_ends() -> None:
-    breaker = Breaker("chat", "ngram")
+    breaker = Breaker(Line("chat", 0), "ngram")
     assert breaker.probe("try it")
     assert not breaker.probe("again"), "it is probed already"
     assert until_it_changes(breaker, cycle(right=0, rows=0)) <= 15
@@ -110,14 +111,14 @@ def test_probe_without_anything_worth_a_row_ends() -> None:
 
 def test_chance_does_not_switch_off() -> None:
     """A draft that pays by one word in five looks like a loss for a while, and often."""
-    breaker = Breaker("chat", "ngram")
+    breaker = Breaker(Line("chat", 0), "ngram")
     for number in range(600):
         breaker.observe(cycle(right=number % 5 == 0, drafted=1, rows=1))
     assert breaker.state == "on"
 
 
 def test_what_is_kept_and_shown() -> None:
-    breaker = Breaker("chat", "ngram")
+    breaker = Breaker(Line("chat", 0), "ngram")
     until_it_changes(breaker, cycle(right=0))
     view, learned = breaker.view(), breaker.learned()
     assert (view.workload_class, view.drafter, view.state, view.acceptance) == ("chat", "ngram", "off", 0.0)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from understudy.control.breaker import Tally
+from understudy.control.classes import Line
 from understudy.control.controller import Controller
 from understudy.control.cost import CostModel, Load
 from understudy.control.planning import AnswerLengths
@@ -16,6 +17,7 @@ from understudy.core.draft import Draft
 from understudy.core.events import Decided
 
 BASE = Load(1, 0, 0)
+CHAT = Line("chat", 0)
 
 
 class Scene:
@@ -41,19 +43,20 @@ class Scene:
         forward_s: float | None = None,
         asking_s: float = 0.0,
         scouts: int = 0,
+        band: int = 0,
     ) -> None:
         """One text of a class, that drafts."""
-        load = Load(1 + rows + scouts, 0, 0)
+        load, line = Load(1 + rows + scouts, 0, 0), Line(name, band)
         if rows:
-            self.controller.count(name, drafter, Tally(4, right, rows, min(right, rows)))
+            self.controller.count(line, drafter, Tally(4, right, rows, min(right, rows)))
         if scouts:
-            self.controller.count(name, drafter, Tally(num_scouts=scouts))
+            self.controller.count(line, drafter, Tally(num_scouts=scouts))
         self.controller.settle(
-            {name: 1},
+            {line: 1},
             base=BASE,
             load=load,
             forward_s=self.cost.step_s(load, BASE) if forward_s is None else forward_s,
-            drafting_s={drafter: {name: asking_s}},
+            drafting_s={drafter: {line: asking_s}},
         )
 
     def view(self, name: str) -> Any:
@@ -88,14 +91,14 @@ def test_who_owes_too_much_is_not_asked_and_not_given_rows() -> None:
     scene = Scene(exempt=frozenset({"forced"}))
     scene.step(rows=4, forward_s=3.0)
     controller = scene.controller
-    assert not controller.asks("chat", "ngram")
-    assert not controller.asks("chat", "forced"), "not even a drafter that has no breaker"
+    assert not controller.asks(CHAT, "ngram")
+    assert not controller.asks(CHAT, "forced"), "not even a drafter that has no breaker"
     assert not controller.permits_asking({"chat": 1}, 0.1)
     assert controller.refused({"chat": 2}, BASE, Load(3, 0, 0), {}) == {"chat"}
     assert [event.outcome for event in scene.events].count("refused") == 1, "told once"
     for _ in range(200):
         scene.step(rows=0)
-    assert controller.asks("chat", "ngram"), "two percent of the plain time have paid for it"
+    assert controller.asks(CHAT, "ngram"), "two percent of the plain time have paid for it"
     assert controller.refused({"chat": 2}, BASE, Load(3, 0, 0), {}) == set()
 
 
@@ -148,22 +151,36 @@ def test_policy_that_says_off_is_obeyed_until_a_probe_says_otherwise() -> None:
     policy = Policy(classes={"chat": ClassPolicy(enabled=False, reason="measured last week")})
     scene = Scene(policy)
     controller = scene.controller
-    looks = [number for number in range(100) if controller.asks("chat", "ngram")]
+    looks = [number for number in range(100) if controller.asks(CHAT, "ngram")]
     assert looks == list(range(7, 100, 8)), "it is looked at, no more"
     assert "the policy says so: measured last week" in scene.view("chat").reason
-    assert controller.asks("code", "ngram"), "others are not meant"
+    assert controller.asks(Line("code", 0), "ngram"), "others are not meant"
     for _ in range(8):
         scene.step(right=4)
-    assert controller.asks("chat", "ngram")
+    assert controller.asks(CHAT, "ngram")
     assert controller.explain().breakers[0].state == "on"
     assert [event.outcome for event in scene.events] == ["on"]
+
+
+def test_what_loses_at_one_temperature_is_on_at_the_others() -> None:
+    """A draft that is right at temperature 0 and wrong at 1.5 is no draft for which one has to choose."""
+    scene = Scene()
+    for _ in range(40):
+        scene.step(right=4, band=0)
+        scene.step(right=0, band=3)
+    states = {(view.workload_class, view.temperature): view.state for view in scene.controller.explain().breakers}
+    assert states == {("chat", "at temperature 0"): "on", ("chat", "far above temperature 1"): "off"}
+    assert scene.events[-1].subject == "chat far above temperature 1, ngram"
+    assert {view.workload_class for view in scene.controller.explain().classes} == {"all", "chat"}, (
+        "one ledger for both"
+    )
 
 
 def test_policy_names_whom_to_ask_and_how_far() -> None:
     policy = Policy(classes={"chat": ClassPolicy(drafters=("suffix",), max_depth=2, reason="best in replay")})
     controller = Scene(policy).controller
-    assert controller.asks("chat", "suffix")
-    assert not controller.asks("chat", "ngram")
+    assert controller.asks(CHAT, "suffix")
+    assert not controller.asks(CHAT, "ngram")
     assert controller.depth("chat", "suffix", 0.0) == 2
     reasons = {breaker.drafter: breaker.reason for breaker in controller.explain().breakers}
     assert reasons["ngram"] == "the policy asks suffix: best in replay"
@@ -215,7 +232,7 @@ def test_what_was_learned_survives() -> None:
 
 def test_step_in_which_nobody_spoke_is_nothing() -> None:
     scene = Scene()
-    scene.controller.count("chat", "ngram", Tally(4, 4, 4, 4))
+    scene.controller.count(CHAT, "ngram", Tally(4, 4, 4, 4))
     scene.controller.settle({}, base=BASE, load=BASE, forward_s=1.0, drafting_s={})
     assert scene.controller.explain().num_steps == 0
     scene.step(rows=0)

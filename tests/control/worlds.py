@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from understudy.control.classes import Line
 from understudy.control.controller import ENGINE
 from understudy.control.cost import PROFILED_ROWS, CostModel, Load
 from understudy.core.control import Policy
@@ -411,12 +412,12 @@ class Run:
         self.running = [text for text in texts if text.finish_reason is None]
         return step
 
-    def _spy(self, texts: Mapping[str, int], **numbers: Any) -> None:
+    def _spy(self, texts: Mapping[Line, int], **numbers: Any) -> None:
         """See what asking is written down with, by class, and pass it on."""
         self._asked_s = {}
-        for by_class in numbers["drafting_s"].values():
-            for name, seconds in by_class.items():
-                self._asked_s[name] = self._asked_s.get(name, 0.0) + seconds
+        for by_line in numbers["drafting_s"].values():
+            for line, seconds in by_line.items():
+                self._asked_s[line.workload_class] = self._asked_s.get(line.workload_class, 0.0) + seconds
         self._settle(texts, **numbers)
 
     def _disturbance(self) -> float:

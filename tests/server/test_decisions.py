@@ -37,9 +37,23 @@ VIEW = ControlView(
     ),
     breakers=(
         BreakerView(
-            workload_class="code", drafter="suffix", state="on", reason="it pays", num_cycles=40, acceptance=0.8
+            workload_class="code",
+            temperature="at temperature 0",
+            drafter="suffix",
+            state="on",
+            reason="it pays",
+            num_cycles=40,
+            acceptance=0.8,
         ),
-        BreakerView(workload_class="chat", drafter="ngram", state="off", reason="new", num_cycles=0, acceptance=None),
+        BreakerView(
+            workload_class="chat",
+            temperature="about temperature 1",
+            drafter="ngram",
+            state="off",
+            reason="new",
+            num_cycles=0,
+            acceptance=None,
+        ),
     ),
     speedup=Speedup(estimate=1.4, low=1.1, high=math.inf, num_windows=3),
     num_steps=1000,

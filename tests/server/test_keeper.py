@@ -32,7 +32,7 @@ from understudy.server.supervisor import EngineProcess
 
 LEARNED = Learned(
     rates=(LearnedRate("position", "code", 0, "suffix", 2, 3.25, 7.5),),
-    breakers=(LearnedBreaker("chat", "ngram", "off", "too little was accepted", 400),),
+    breakers=(LearnedBreaker("chat", 2, "ngram", "off", "too little was accepted", 400),),
     answer_lengths={"code": 81.5},
 )
 WORKED = Ended("r", 0, "stop", Facts("code", 3, 1, 0, 0, SpeculationCounts(cycles=2)))

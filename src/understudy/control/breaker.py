@@ -1,4 +1,4 @@
-"""Whether a drafter is on for a class: ON, PROBING or OFF, moved by what was measured.
+"""Whether a drafter is on for texts of a class at about a temperature: ON, PROBING or OFF, by what was measured.
 
     ON       it is asked, and what pays is bought
     OFF      it is looked at now and then: what it proposes is compared with what is said. One that had lost time rests
@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from understudy.control.classes import TEMPERATURES, Line
 from understudy.control.rules import LEAST_ACCEPTANCE, RETURN_ACCEPTANCE
 from understudy.core.control import BreakerState, BreakerView, LearnedBreaker
 
@@ -41,7 +42,7 @@ _MOST_LOOK_STEPS = 1024
 
 @dataclass(slots=True)
 class Tally:
-    """What a drafter did for a class in one step."""
+    """What a drafter did for a line of texts in one step."""
 
     drafted: int = 0
     """Of the first words of what it proposed, those that the text came to."""
@@ -108,9 +109,9 @@ class _Recent:
 
 @dataclass(slots=True)
 class Breaker:
-    """One drafter for one class."""
+    """One drafter for one line of texts."""
 
-    workload_class: str
+    line: Line
     drafter: str
     state: BreakerState = "on"
     reason: str = "nothing speaks against it"
@@ -216,7 +217,8 @@ class Breaker:
     def view(self) -> BreakerView:
         """How it stands."""
         return BreakerView(
-            workload_class=self.workload_class,
+            workload_class=self.line.workload_class,
+            temperature=TEMPERATURES[self.line.band],
             drafter=self.drafter,
             state=self.state,
             reason=self.reason,
@@ -226,4 +228,4 @@ class Breaker:
 
     def learned(self) -> LearnedBreaker:
         """What is worth keeping."""
-        return LearnedBreaker(self.workload_class, self.drafter, self.state, self.reason, self.rest_steps)
+        return LearnedBreaker(*self.line, self.drafter, self.state, self.reason, self.rest_steps)

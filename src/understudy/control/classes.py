@@ -20,6 +20,7 @@ home of that limit.
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 OTHER = "other"
 MOST_CLASSES = 32
@@ -32,6 +33,28 @@ _ASKING_CHARACTERS = 400
 """Characters at each end whose words are looked at: what is wanted stands there, the material in between."""
 _LONG_CHARACTERS = 500
 """A text that is worth summarizing, or that can hold passages to answer from."""
+
+
+TEMPERATURES = ("at temperature 0", "below temperature 1", "about temperature 1", "far above temperature 1")
+"""The bands of temperature that are told apart: what is foreseen at one of them need not be at the next."""
+_HIGH_TEMPERATURE = 1.25
+
+
+def temperature_band(temperature: float) -> int:
+    """The place of a temperature among TEMPERATURES."""
+    if temperature == 0.0:
+        return 0
+    return 1 if temperature < 1.0 else 2 if temperature < _HIGH_TEMPERATURE else 3
+
+
+class Line(NamedTuple):
+    """Texts of one class in one band of temperature: what a drafter is worth for one of them it is for the others."""
+
+    workload_class: str
+    band: int
+
+    def __str__(self) -> str:
+        return f"{self.workload_class} {TEMPERATURES[self.band]}"
 
 
 class BoundedNames:
@@ -55,6 +78,10 @@ class ClassNames(BoundedNames):
 
     def __init__(self) -> None:
         super().__init__(MOST_CLASSES, INFERRED)
+
+    def known_line(self, line: Line) -> Line:
+        """The line itself, or that of all classes without a place of their own."""
+        return Line(self.known(line.workload_class), line.band)
 
 
 def class_of(header: str | None, metadata: str | None, *, text: str) -> str:

@@ -1,9 +1,13 @@
 """The control plane of one engine: who may draft in a step, what that came to, and why, in words.
 
-Before a step   `begin` says whether everybody is plain in it, `asks` whether a drafter is asked for a class, `depth`
-                how far a draft may reach, `refused` whom the ledgers do not let buy what was chosen.
-In a step       `count` takes what a drafter did for a class.
+Before a step   `begin` says whether everybody is plain in it, `asks` whether a drafter is asked for a line of texts (a
+                class at a temperature), `depth` how far a draft may reach, `refused` whom the ledgers do not let buy
+                what was chosen.
+In a step       `count` takes what a drafter did for a line.
 After it        `settle` writes everything down in measured time, and moves breakers.
+
+Ledgers are kept by class, which is what is promised; breakers by line, since a draft that pays at temperature 0 may
+lose at 1.5.
 
 Nothing in here changes a word, and nothing knows of models: worlds with a known truth are run through it in the tests.
 """
@@ -12,9 +16,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from understudy.control.breaker import Breaker, Tally
-from understudy.control.classes import ClassNames
+from understudy.control.classes import TEMPERATURES, ClassNames, Line
 from understudy.control.cost import CostModel, Load
 from understudy.control.health import Alarm, Health
 from understudy.control.ledger import WindowLedger, WorstCases
@@ -25,6 +30,9 @@ from understudy.control.stats import AcceptanceStats
 from understudy.control.switchback import Switchback
 from understudy.core.control import ClassView, ControlView, Learned, Policy
 from understudy.core.events import Decided, EventSink
+
+Name = TypeVar("Name", str, Line)
+Number = TypeVar("Number", int, float)
 
 _DEAR_ASKING = 0.01
 """Share of a plain step from which on asking counts for the breaker, even where nothing is proposed."""
@@ -40,8 +48,9 @@ class _Class:
 
     name: str
     ledger: WindowLedger = field(default_factory=WindowLedger)
-    breakers: dict[str, Breaker] = field(default_factory=dict)
-    health: dict[str, Health] = field(default_factory=dict)
+    breakers: dict[tuple[int, str], Breaker] = field(default_factory=dict)
+    """By band of temperature and drafter."""
+    health: dict[tuple[int, str], Health] = field(default_factory=dict)
     is_refused: bool = False
     """Whether the ledger stood in the way when it was last asked."""
 
@@ -70,7 +79,7 @@ class Controller:
         self._classes: dict[str, _Class] = {}
         self._engine = _Class(ENGINE)
         self._worst = WorstCases()
-        self._tallies: dict[tuple[str, str], Tally] = {}
+        self._tallies: dict[tuple[Line, str], Tally] = {}
         self._reference = Reference()
         self._num_steps = 0
         self.switchback = Switchback(control_share)
@@ -85,10 +94,10 @@ class Controller:
             return "more is owed than the ledger allows"
         return "a plain step, to know what one takes" if self._reference.is_due else ""
 
-    def asks(self, workload_class: str, drafter: str) -> bool:
-        """Whether to ask a drafter for a class. No drafter is asked, whatever it is, while too much is owed."""
-        is_over = self._engine.ledger.is_over or self._class(workload_class).ledger.is_over
-        return (drafter in self._exempt or self._breaker(workload_class, drafter).asks()) and not is_over
+    def asks(self, line: Line, drafter: str) -> bool:
+        """Whether to ask a drafter for a line. No drafter is asked, whatever it is, while too much is owed."""
+        is_over = self._engine.ledger.is_over or self._class(line.workload_class).ledger.is_over
+        return (drafter in self._exempt or self._breaker(line, drafter).asks()) and not is_over
 
     def permits_asking(
         self, texts: Mapping[str, int], seconds: float, *, base: Load | None = None, load: Load | None = None
@@ -139,9 +148,9 @@ class Controller:
 
     # in a step
 
-    def count(self, workload_class: str, drafter: str, tally: Tally) -> None:
-        """Take what a drafter did for one text of a class."""
-        key = self._names.known(workload_class), drafter
+    def count(self, line: Line, drafter: str, tally: Tally) -> None:
+        """Take what a drafter did for one text of a line."""
+        key = self._names.known_line(line), drafter
         known = self._tallies.get(key)
         if known is None:
             self._tallies[key] = tally
@@ -156,17 +165,18 @@ class Controller:
 
     def settle(
         self,
-        texts: Mapping[str, int],
+        texts: Mapping[Line, int],
         *,
         base: Load,
         load: Load,
         forward_s: float,
-        drafting_s: Mapping[str, Mapping[str, float]],
+        drafting_s: Mapping[str, Mapping[Line, float]],
     ) -> None:
-        """Write a step down. `texts`: those that spoke, by class. `drafting_s`: seconds by drafter and class."""
+        """Write a step down. `texts`: those that spoke, by line. `drafting_s`: seconds by drafter and line."""
         tallies, self._tallies = self._tallies, {}
-        texts = {name: int(count) for name, count in self._named(texts).items()}
-        drafting_s = {drafter: self._named(seconds) for drafter, seconds in drafting_s.items() if seconds}
+        texts = {line: int(count) for line, count in self._by_known_line(texts).items()}
+        drafting_s = {drafter: self._by_known_line(seconds) for drafter, seconds in drafting_s.items() if seconds}
+        classes = by_class(texts)
         num_texts = sum(texts.values())
         if not num_texts:
             return
@@ -180,22 +190,23 @@ class Controller:
         spent_s = sum(sum(by_class.values()) for by_class in drafting_s.values())
         if num_rows and self._worst.observe(num_rows, predicted_s=predicted_s, seconds=forward_s):
             self._note_overrun(num_rows, predicted_s, forward_s)
-        debts, saved = dict.fromkeys(texts, 0.0), dict.fromkeys(texts, 0.0)
-        drafted = {name for (name, _), tally in tallies.items() if tally.num_rows + tally.num_scouts}
+        debts, saved = dict.fromkeys(classes, 0.0), dict.fromkeys(classes, 0.0)
+        drafted = {line.workload_class for (line, _), tally in tallies.items() if tally.num_rows + tally.num_scouts}
         for drafter, seconds in drafting_s.items():
-            for name, asking_s in seconds.items():
-                debts[name] = debts.get(name, 0.0) + asking_s
-                if name in texts and asking_s > _DEAR_ASKING * plain_s * texts[name] / num_texts and drafter != READING:
-                    tallies.setdefault((name, drafter), Tally())
-        for (name, drafter), tally in tallies.items():
+            for line, asking_s in seconds.items():
+                debts[line.workload_class] = debts.get(line.workload_class, 0.0) + asking_s
+                if line in texts and asking_s > _DEAR_ASKING * plain_s * texts[line] / num_texts and drafter != READING:
+                    tallies.setdefault((line, drafter), Tally())
+        for (line, drafter), tally in tallies.items():
+            name = line.workload_class
             rows_s = excess_s * (tally.num_rows + tally.num_scouts) / num_rows if num_rows else 0.0
-            tally.cost_s = rows_s + drafting_s.get(drafter, {}).get(name, 0.0)
+            tally.cost_s = rows_s + drafting_s.get(drafter, {}).get(line, 0.0)
             tally.saved_s = plain_s * tally.num_saved / num_texts
-            tally.plain_s = plain_s * texts.get(name, 0) / num_texts
+            tally.plain_s = plain_s * texts.get(line, 0) / num_texts
             debts[name] = debts.get(name, 0.0) + rows_s - tally.saved_s
             saved[name] = saved.get(name, 0.0) + tally.saved_s
-            self._judge(name, drafter, tally)
-        for name, count in texts.items():
+            self._judge(line, drafter, tally)
+        for name, count in classes.items():
             share_s = plain_s * count / num_texts + saved[name]
             self._class(name).ledger.add(
                 plain_s=share_s, debt_s=debts[name], step_s=plain_s, is_drafted=name in drafted
@@ -205,11 +216,11 @@ class Controller:
         )
         self.switchback.observe(plain_s=plain_s + sum(saved.values()), spent_s=forward_s + spent_s)
 
-    def _judge(self, name: str, drafter: str, tally: Tally) -> None:
+    def _judge(self, line: Line, drafter: str, tally: Tally) -> None:
         if drafter in self._exempt:
             return
-        breaker = self._breaker(name, drafter)
-        health = self._class(name).health.setdefault(drafter, Health())
+        breaker = self._breaker(line, drafter)
+        health = self._class(line.workload_class).health.setdefault((line.band, drafter), Health())
         alarm = health.observe(drafted=tally.drafted, accepted=tally.accepted)
         if alarm is not None:
             self._act_on(alarm, breaker)
@@ -220,7 +231,7 @@ class Controller:
 
     def _act_on(self, alarm: Alarm, breaker: Breaker) -> None:
         """Something has changed: what was learned before it is forgotten, and the drafter has to show itself anew."""
-        self._stats.forget(breaker.workload_class, breaker.drafter)
+        self._stats.forget(breaker.line, breaker.drafter)
         action = "what was learned is forgotten"
         reason = f"acceptance {'fell' if alarm.kind == 'fall' else 'rose'} from {alarm.before:.0%} to {alarm.after:.0%}"
         if breaker.probe(f"{reason} within a few cycles"):
@@ -253,14 +264,16 @@ class Controller:
         self._stats.recall(learned.rates)
         self._lengths.recall(learned.answer_lengths)
         for one in learned.breakers:
-            breaker = self._breaker(one.workload_class, one.drafter)
+            breaker = self._breaker(Line(one.workload_class, one.temperature_band), one.drafter)
             breaker.state, breaker.reason, breaker.rest_steps = one.state, one.reason, one.rest_steps
             breaker.told = "on" if one.state == "on" else "off"
 
     def _view(self, name: str, ledger: WindowLedger) -> ClassView:
-        depths = [self.depth(name, drafter, 0.0) for drafter in self._breakers_of(name)]
+        breakers = self._classes[name].breakers.values() if name in self._classes else ()
+        depths = [self.depth(name, breaker.drafter, 0.0) for breaker in breakers]
         states = [
-            f"{breaker.drafter} {breaker.state}: {breaker.reason}" for breaker in self._breakers_of(name).values()
+            f"{breaker.drafter} {TEMPERATURES[breaker.line.band]} {breaker.state}: {breaker.reason}"
+            for breaker in breakers
         ]
         return ClassView(
             workload_class=name,
@@ -280,8 +293,12 @@ class Controller:
             named[known] = named.get(known, 0.0) + number
         return named
 
-    def _breakers_of(self, name: str) -> dict[str, Breaker]:
-        return self._classes[name].breakers if name in self._classes else {}
+    def _by_known_line(self, numbers: Mapping[Line, float]) -> dict[Line, float]:
+        named: dict[Line, float] = {}
+        for line, number in numbers.items():
+            known = self._names.known_line(line)
+            named[known] = named.get(known, 0.0) + number
+        return named
 
     def _class(self, workload_class: str) -> _Class:
         name = self._names.known(workload_class)
@@ -290,11 +307,11 @@ class Controller:
             known = self._classes[name] = _Class(name)
         return known
 
-    def _breaker(self, workload_class: str, drafter: str) -> Breaker:
-        known = self._class(workload_class)
-        breaker = known.breakers.get(drafter)
+    def _breaker(self, line: Line, drafter: str) -> Breaker:
+        known = self._class(line.workload_class)
+        breaker = known.breakers.get((line.band, drafter))
         if breaker is None:
-            breaker = known.breakers[drafter] = Breaker(known.name, drafter)
+            breaker = known.breakers[line.band, drafter] = Breaker(Line(known.name, line.band), drafter)
             policy = self._policy.of(known.name)
             if not policy.enabled:
                 breaker.trip(f"the policy says so: {policy.reason or 'no reason is given'}")
@@ -326,12 +343,21 @@ class Controller:
         )
 
     def _decide(self, what: str, breaker: Breaker, outcome: str, reason: str) -> None:
-        self._emit(Decided(what, f"{breaker.workload_class}, {breaker.drafter}", outcome, reason))
+        self._emit(Decided(what, f"{breaker.line}, {breaker.drafter}", outcome, reason))
 
 
-def by_class(names: Iterable[str]) -> dict[str, int]:
+def counted(names: Iterable[Name]) -> dict[Name, int]:
     """How many there are of each."""
-    counts: dict[str, int] = {}
+    counts: dict[Name, int] = {}
     for name in names:
         counts[name] = counts.get(name, 0) + 1
     return counts
+
+
+def by_class(numbers: Mapping[Line, Number]) -> dict[str, Number]:
+    """Numbers of lines, those of one class added up."""
+    added: dict[str, Number] = {}
+    for line, number in numbers.items():
+        name = line.workload_class
+        added[name] = added[name] + number if name in added else number
+    return added

@@ -15,13 +15,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from understudy.control.choosing import HITS, PRIOR_TRUST, PRIOR_WEIGHT, TRIALS, calibrate, survive
-from understudy.control.classes import MOST_CLASSES, BoundedNames, ClassNames
+from understudy.control.classes import MOST_CLASSES, TEMPERATURES, BoundedNames, ClassNames, Line, temperature_band
 from understudy.core.control import LearnedRate
 from understudy.core.draft import ROOT, Draft
 
 _BANDS = 10
-_TEMPERATURE_BANDS = 4
-_HIGH_TEMPERATURE = 1.25
+_TEMPERATURE_BANDS = len(TEMPERATURES)
 _MOST_DRAFTERS = 32
 _MOST_POSITIONS = 16
 """Positions of a draft that are told apart; deeper ones count as the last."""
@@ -80,7 +79,7 @@ class AcceptanceStats:
 
     def group(self, workload_class: str, temperature: float) -> int:
         """The place of a class and band of temperature in the arrays."""
-        return _TEMPERATURE_BANDS * self._class_places[workload_class] + _temperature_band(temperature)
+        return _TEMPERATURE_BANDS * self._class_places[workload_class] + temperature_band(temperature)
 
     def places(self, sources: Iterable[str]) -> list[int]:
         """The places of drafters in the arrays."""
@@ -121,31 +120,31 @@ class AcceptanceStats:
 
     def acceptance_at(self, workload_class: str, source: str, position: int, *, temperature: float = 0.0) -> float:
         """How often a drafter's token at a position (1 is the first) is right, given that those before it were."""
-        group = self._classes.known(workload_class), _temperature_band(temperature)
+        group = self._classes.known(workload_class), temperature_band(temperature)
         position = min(position, _MOST_POSITIONS)
         prior = PRIOR_TRUST if position == 1 else self._positions.get((*group, source, 1), _UNKNOWN).rate(PRIOR_TRUST)
         return self._positions.get((*group, source, position), _UNKNOWN).rate(prior)
 
     def num_seen(self, workload_class: str, source: str, *, temperature: float = 0.0) -> float:
         """About how many proposals of a drafter were scored lately."""
-        group = self._classes.known(workload_class), _temperature_band(temperature)
+        group = self._classes.known(workload_class), temperature_band(temperature)
         return self._positions.get((*group, source, 1), _UNKNOWN).trials
 
-    def forget(self, workload_class: str, source: str) -> None:
+    def forget(self, line: Line, source: str) -> None:
         """Believe what was learned of a drafter no more than what nothing is known of."""
-        known = self._classes.known(workload_class)
+        known = self._classes.known(line.workload_class)
         for key, band in self._positions.items():
-            if key[0] == known and key[2] == source and band.trials > _FORGOTTEN_WEIGHT:
+            if key[:3] == (known, line.band, source) and band.trials > _FORGOTTEN_WEIGHT:
                 band.hits *= _FORGOTTEN_WEIGHT / band.trials
                 band.trials = _FORGOTTEN_WEIGHT
-        first = _TEMPERATURE_BANDS * self._class_places[workload_class]
-        counts = self.counts[first : first + _TEMPERATURE_BANDS, self._drafter_places[source]]
+        group = _TEMPERATURE_BANDS * self._class_places[line.workload_class] + line.band
+        counts = self.counts[group, self._drafter_places[source]]
         counts *= np.minimum(1.0, _FORGOTTEN_WEIGHT / np.maximum(counts[..., TRIALS:], 1e-9))
 
     def observe(self, workload_class: str, draft: Draft, words: Sequence[int], *, temperature: float = 0.0) -> int:
         """Score one drafter's whole proposal against the words that were emitted after it; return how many it had."""
         group = self.group(workload_class, temperature)
-        key = self._classes.known(workload_class), _temperature_band(temperature)
+        key = self._classes.known(workload_class), temperature_band(temperature)
         at = ROOT
         for position, word in enumerate(words, start=1):
             matched = None
@@ -204,10 +203,3 @@ def survival_of(draft: Draft) -> list[float]:
 
 def _confidence_band(stated: float) -> int:
     return min(_BANDS - 1, int(min(1.0, max(0.0, stated)) * _BANDS))
-
-
-def _temperature_band(temperature: float) -> int:
-    """Greedy, below one, about one, and far above, where hardly a word is foreseen that is foreseen at one."""
-    if temperature == 0.0:
-        return 0
-    return 1 if temperature < 1.0 else 2 if temperature < _HIGH_TEMPERATURE else 3

@@ -97,6 +97,7 @@ class LearnedBreaker:
     """A breaker as it stood."""
 
     workload_class: str
+    temperature_band: int
     drafter: str
     state: BreakerState
     reason: str
@@ -125,9 +126,11 @@ class PassCosts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakerView:
-    """One drafter for one class."""
+    """One drafter for texts of one class at about one temperature."""
 
     workload_class: str
+    temperature: str
+    """Which, in words."""
     drafter: str
     state: BreakerState
     reason: str

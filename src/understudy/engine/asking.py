@@ -18,7 +18,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar, cast
 
-from understudy.control.controller import Controller, by_class
+from understudy.control.classes import Line
+from understudy.control.controller import Controller, counted
 from understudy.control.cost import Load
 from understudy.core.draft import EMPTY, ROOT, Draft, is_tree, is_well_typed
 from understudy.core.events import Decided, EventSink, Fallback
@@ -46,8 +47,8 @@ class Answers:
 
     drafts: list[list[Draft]]
     """By sequence, one of each drafter that was asked for it."""
-    seconds: dict[str, dict[str, float]] = field(default_factory=dict)
-    """By drafter and class, without what went into reading."""
+    seconds: dict[str, dict[Line, float]] = field(default_factory=dict)
+    """By drafter and line, without what went into reading."""
     readings: list[Reading] = field(default_factory=list)
     """What is read once serves many cycles."""
     passes_s: dict[str, float] = field(default_factory=dict)
@@ -60,7 +61,7 @@ class Answers:
         """Whether anybody proposed anything."""
         return any(draft.tokens for drafts in self.drafts for draft in drafts)
 
-    def with_choosing(self, spent_s: float) -> dict[str, dict[str, float]]:
+    def with_choosing(self, spent_s: float) -> dict[str, dict[Line, float]]:
         """The seconds, if so much was spent in all: choosing and waiting are shared by all who were asked."""
         asked_s = sum(sum(seconds.values()) for seconds in self.seconds.values())
         factor = max(1.0, spent_s / asked_s) if asked_s > 0.0 else 1.0
@@ -209,13 +210,10 @@ class Asking:
             and self._has_met(name, sequences[index])
             and not (sequences[index].is_hidden and name in self.seeing)
         ]
-        # once for each class and step: a breaker counts how often it was asked
-        classes = {sequences[index].request.workload_class for index in wanted}
-        open_to = {workload_class for workload_class in classes if controller.asks(workload_class, name)}
+        # once for each line and step: a breaker counts how often it was asked
+        open_to = {line for line in {sequences[index].line for index in wanted} if controller.asks(line, name)}
         return [
-            index
-            for index in wanted
-            if sequences[index].request.workload_class in open_to or sequences[index].request.speculation.forced
+            index for index in wanted if sequences[index].line in open_to or sequences[index].request.speculation.forced
         ]
 
     def _has_met(self, name: str, sequence: Sequence) -> bool:
@@ -334,9 +332,9 @@ def _capped(budget: Budget, sequence: Sequence, name: str, controller: Controlle
     return budget if depth >= budget.max_depth else replace(budget, max_depth=depth)
 
 
-def _shared_out(seconds: float, sequences: Items[Sequence]) -> dict[str, float]:
-    """Seconds by class, the same for each sequence."""
-    counts = by_class(sequence.request.workload_class for sequence in sequences)
+def _shared_out(seconds: float, sequences: Items[Sequence]) -> dict[Line, float]:
+    """Seconds by line, the same for each sequence."""
+    counts = counted(sequence.line for sequence in sequences)
     return {name: seconds * count / len(sequences) for name, count in counts.items()}
 
 

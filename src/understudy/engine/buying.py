@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from dataclasses import replace
 
-from understudy.control.controller import Controller
+from understudy.control.classes import Line
+from understudy.control.controller import Controller, by_class
 from understudy.control.cost import CostModel, Load
 from understudy.control.policy import Decision, StatedOffers, decide
 from understudy.control.stats import AcceptanceStats
@@ -31,13 +32,13 @@ class Buyer:
         max_rows: int,
         num_emitting: int,
         spent_s: float,
-        asked_s: Mapping[str, Mapping[str, float]],
+        asked_s: Mapping[str, Mapping[Line, float]],
     ) -> tuple[Decision, str]:
         """Choose the rows that pay, and for which the ledgers have room; also tells whom these refused."""
         refused: set[str] = set()
         by_name: dict[str, float] = {}
         for seconds in asked_s.values():
-            for name, one_s in seconds.items():
+            for name, one_s in by_class(seconds).items():
                 by_name[name] = by_name.get(name, 0.0) + one_s
         while True:
             decision = decide(

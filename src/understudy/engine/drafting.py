@@ -13,8 +13,8 @@ from collections.abc import Sequence as Items
 
 from understudy.control.breaker import Tally
 from understudy.control.choosing import BELIEVED
-from understudy.control.classes import ClassNames
-from understudy.control.controller import READING, Controller, by_class
+from understudy.control.classes import ClassNames, Line
+from understudy.control.controller import READING, Controller, counted
 from understudy.control.cost import CostModel, Load
 from understudy.control.planning import Allowance, AnswerLengths, Worth
 from understudy.control.policy import NOTHING, Decision, prepare
@@ -89,7 +89,7 @@ class Drafting:
         self.is_asleep = False
         """Whether the present step is one of which nothing is written down."""
         self._time = NO_TIME
-        self._left_s: dict[str, float] = {}  # reading of texts that ended before it was written down, by class
+        self._left_s: dict[Line, float] = {}  # reading of texts that ended before it was written down
         self.switches = ALL_ON
         """May be replaced between two steps; the next one obeys."""
 
@@ -118,8 +118,7 @@ class Drafting:
         if finished:
             self._lengths.observe(sequence.request.workload_class, sequence.num_generated)
         self._asking.stop(sequence, finished=finished)
-        name = sequence.request.workload_class
-        self._left_s[name] = self._left_s.get(name, 0.0) + sequence.unpaid_s
+        self._left_s[sequence.line] = self._left_s.get(sequence.line, 0.0) + sequence.unpaid_s
         sequence.unpaid_s = 0.0
 
     def reason_to_rest(self, sequences: Items[Sequence], *, is_beside_prompt: bool = False) -> str:
@@ -246,7 +245,7 @@ class Drafting:
     def _kind(self, sequences: Items[Sequence]) -> str:
         """The kind of a step, by number of texts, by which it is learned whether asking pays, and by rare drafters."""
         most = 1 << (len(sequences) - 1).bit_length()
-        kind = f"up to {most} sequences" if most > 1 else self._classes.known(sequences[0].request.workload_class)
+        kind = f"up to {most} sequences" if most > 1 else str(self._classes.known_line(sequences[0].line))
         has_rare = any(map(self._asking.is_concerned, sequences))
         return f"{kind}, with a grammar or a prediction" if has_rare else kind
 
@@ -260,15 +259,15 @@ class Drafting:
                     request.workload_class, draft, words, temperature=request.sampling.temperature
                 )
                 tally = Tally(min(draft.depth, len(words), START_DEPTH, matched + 1), min(matched, START_DEPTH))
-                self.controller.count(request.workload_class, draft.sources[0], tally)
+                self.controller.count(sequence.line, draft.sources[0], tally)
                 drafted, accepted = drafted + tally.drafted, accepted + tally.accepted
         if len(proposal.bought):
             for source, tally in _bought(proposal.bought, path).items():
-                self.controller.count(request.workload_class, source, tally)
+                self.controller.count(sequence.line, source, tally)
         self._watch(sequence, drafted, accepted)
         if len(proposal.scouts):
             rows = Tally(num_scouts=len(proposal.scouts))
-            self.controller.count(request.workload_class, proposal.scouts.sources[0], rows)
+            self.controller.count(sequence.line, proposal.scouts.sources[0], rows)
             self._scouting.observe(sequence, proposal.bought, words)
 
     def _watch(self, sequence: Sequence, drafted: int, accepted: int) -> None:
@@ -309,9 +308,8 @@ class Drafting:
             if sequence.unpaid_s:
                 part_s = sequence.unpaid_s / (_PAYING_WORDS - sequence.num_generated % _PAYING_WORDS)
                 sequence.unpaid_s -= part_s
-                name = sequence.request.workload_class
-                paid[name] = paid.get(name, 0.0) + part_s
-        texts = by_class(sequence.request.workload_class for sequence in sequences)
+                paid[sequence.line] = paid.get(sequence.line, 0.0) + part_s
+        texts = counted(sequence.line for sequence in sequences)
         seconds = {**drafting.asked_s, READING: paid}
         self.controller.settle(texts, base=base, load=load, forward_s=forward_s, drafting_s=seconds)
 
@@ -323,8 +321,7 @@ class Drafting:
                 if sequence.finish_reason is None:
                     sequence.unpaid_s += one_s
                 else:
-                    name = sequence.request.workload_class
-                    self._left_s[name] = self._left_s.get(name, 0.0) + one_s
+                    self._left_s[sequence.line] = self._left_s.get(sequence.line, 0.0) + one_s
 
     def learn(self, share: Share, proposal: Proposal, answer: Answer, path: Items[int], *, first: int) -> None:
         """Let drafters see what a pass has found besides words: after scouts, and of the rows that join the text.

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
 
-from understudy.control.controller import Controller, by_class
+from understudy.control.controller import Controller, counted
 from understudy.control.cost import CostModel, Load
 from understudy.control.planning import (
     MOST_DEPTH,
@@ -133,7 +133,7 @@ class Pricing:
             self._held[drafter.name] = _Held(_ids(sequences), chosen, num_cycles)
         asked = set(chosen.asked)
         if asked:
-            texts = by_class(sequences[index].request.workload_class for index in asked)
+            texts = counted(sequences[index].request.workload_class for index in asked)
             if not controller.permits_asking(texts, chosen.drafting_s, base=base, load=chosen.load):
                 asked = set()
         else:

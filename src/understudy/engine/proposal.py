@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
+from understudy.control.classes import Line
 from understudy.core.draft import EMPTY, Draft
 from understudy.engine.sequence import Sequence
 
@@ -58,8 +59,8 @@ class DraftingTime:
 
     spent_s: float = 0.0
     """In all."""
-    asked_s: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """Of that, asking, by drafter and class, without what was read."""
+    asked_s: Mapping[str, Mapping[Line, float]] = field(default_factory=dict)
+    """Of that, asking, by drafter and line, without what was read."""
     ready_s: float = 0.0
     """When the last guess is expected to be there, by the clock, if nobody waited for it."""
     passes_s: Mapping[str, float] = field(default_factory=dict)

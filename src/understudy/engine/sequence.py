@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import numpy as np
 from numpy.typing import NDArray
 
+from understudy.control.classes import Line, temperature_band
 from understudy.control.health import Health
 from understudy.control.ledger import Ledger
 from understudy.core.dice import dice_of
@@ -103,6 +106,11 @@ class Sequence:
             vocab_size=vocab_size,
         )
         self._remembers = self._sampler.remembers
+
+    @cached_property
+    def line(self) -> Line:
+        """Its class and about its temperature: the texts that it is like."""
+        return Line(self.request.workload_class, temperature_band(self.request.sampling.temperature))
 
     @property
     def num_generated(self) -> int:

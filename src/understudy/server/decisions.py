@@ -25,9 +25,10 @@ Number = Annotated[float | None, BeforeValidator(_finite)]
 
 
 class BreakerNow(BaseModel):
-    """One drafter for one class."""
+    """One drafter for texts of one class at about one temperature."""
 
     workload_class: str
+    temperature: str
     drafter: str
     state: BreakerState
     reason: str

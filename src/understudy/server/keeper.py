@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from understudy.control.classes import TEMPERATURES
 from understudy.core.backend import Backend
 from understudy.core.control import ControlView, Learned
 from understudy.core.events import Ended, Event
@@ -164,6 +165,10 @@ def _plausible(learned: Learned) -> Learned:
     return replace(
         learned,
         rates=tuple(rate for rate in learned.rates if 0 <= rate.hits <= rate.trials and rate.index >= 0),
-        breakers=tuple(breaker for breaker in learned.breakers if breaker.rest_steps >= 0),
+        breakers=tuple(
+            breaker
+            for breaker in learned.breakers
+            if breaker.rest_steps >= 0 and 0 <= breaker.temperature_band < len(TEMPERATURES)
+        ),
         answer_lengths={name: length for name, length in learned.answer_lengths.items() if length >= 0},
     )
