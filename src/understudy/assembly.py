@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
 from understudy.config import AUTO_DRAFT, NO_DRAFT, TRAINED_DRAFTERS, EngineConfig
 from understudy.control.cost import PROFILED_ROWS, WIDE_ROWS, CostModel, profile, recalled, stepped
 from understudy.core.control import PassCosts
-from understudy.core.events import EventSink, Fallback, Notice, log_fallbacks
+from understudy.core.events import EventSink, Fallback, Notice, ignore, log_fallbacks
 from understudy.core.shapes import shape_named
 from understudy.core.weights import WEIGHTS_ON, Device, DeviceChoice, WeightType
 from understudy.drafters.base import Drafter
 from understudy.drafters.tree import Shape
 from understudy.drafts import shipped_kinds, trained_folder, with_default_draft, with_draft, with_draft_for
 from understudy.engine.engine import Engine
+from understudy.engine.warming import warm_up
 from understudy.errors import CapacityError, ConfigError
 from understudy.kernels.devices import (
     choose_device,
@@ -273,6 +275,7 @@ def build_engine(
         page_tokens=target.page_tokens,
         row_by_row=not target.is_row_invariant,
     )
+    is_ours = drafters is None
     if drafters is None:
         drafters = _drafters(target, config, runner, draft_cost=draft_cost, emit=emit)
         drafters = [*built_in_drafters(), *drafters] if drafters else []
@@ -282,6 +285,8 @@ def build_engine(
         cost = measure_cost(runner) if drafters else CostModel({1: 1.0})
     for doubt in _doubts(target, config):
         emit(Notice("the policy", doubt))
+    if is_ours and drafters and target.device == "cpu":
+        warm_up(Engine(runner, target.tokenizer, cost=deepcopy(cost), drafters=drafters, config=config, emit=ignore))
     return Engine(runner, target.tokenizer, cost=cost, drafters=drafters, config=config, emit=emit, clock=clock)
 
 

@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from understudy.control.classes import Line
 from understudy.control.stats import AcceptanceStats, survival_of
 from understudy.core.control import LearnedRate
 from understudy.core.draft import EMPTY, Draft
@@ -166,7 +167,22 @@ def test_what_was_learned_is_recalled_as_it_was() -> None:
         stats.observe(rng.choice(("chat", "code")), draft, [1], temperature=rng.choice((0.0, 0.5, 1.0, 1.5)))
     again.recall([*stats.rates(), LearnedRate("confidence", "chat", 7, "x", 0, 1.0, 1.0)])
     assert sorted(map(str, again.rates())) == sorted(map(str, stats.rates()))
-    assert stats.acceptance_at("chat", "x", 1) == again.acceptance_at("chat", "x", 1)
+    assert stats.acceptance_at("chat", "x", 1) == pytest.approx(again.acceptance_at("chat", "x", 1), rel=1e-12)
+
+
+def test_a_class_that_nobody_knows_is_believed_to_be_like_the_others_at_its_temperature() -> None:
+    stats = AcceptanceStats()
+    for _ in range(100):
+        stats.observe("chat", single(0.9, token=1), [1], temperature=0.0)
+        stats.observe("chat", single(0.9, token=0), [1], temperature=1.5)
+    assert stats.acceptance_at("code", "x", 1, temperature=0.0) > 0.9
+    assert stats.acceptance_at("code", "x", 1, temperature=1.5) < 0.1
+    assert stats.acceptance_at("code", "x", 1, temperature=1.0) == pytest.approx(0.6), "nothing is known there"
+    for _ in range(100):
+        stats.observe("code", single(0.9, token=1), [1], temperature=1.5)
+    assert stats.acceptance_at("code", "x", 1, temperature=1.5) > 0.9, "what is known of it counts more"
+    stats.forget(Line("chat", 3), "x")
+    assert stats.acceptance_at("math", "x", 1, temperature=1.5) > 0.8, "and what is forgotten counts no more"
 
 
 def test_drafters_beyond_those_that_are_told_apart_share_a_place() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -34,14 +34,9 @@ Key = tuple[str, int, str, int]
 """Class, band of temperature, drafter, and position."""
 
 
-@dataclass(slots=True)
-class _Band:
+class _Band(NamedTuple):
     hits: float = 0.0
     trials: float = 0.0
-
-    def count(self, *, hit: bool) -> None:
-        self.hits = self.hits * _MEMORY + hit
-        self.trials = self.trials * _MEMORY + 1.0
 
     def rate(self, prior: float) -> float:
         """The acceptance that was measured."""
@@ -76,6 +71,7 @@ class AcceptanceStats:
         self.is_certain = np.zeros(_MOST_DRAFTERS, np.bool_)
         self.is_certain[[self._drafter_places[name] for name in certain]] = True
         self._positions: dict[Key, _Band] = {}
+        self._firsts: dict[tuple[int, str], _Band] = {}  # the first position, all classes of a temperature added up
 
     def group(self, workload_class: str, temperature: float) -> int:
         """The place of a class and band of temperature in the arrays."""
@@ -119,11 +115,15 @@ class AcceptanceStats:
         return max(0.0, rate - math.sqrt(max(0.0, rate * (1.0 - rate)) / weight))
 
     def acceptance_at(self, workload_class: str, source: str, position: int, *, temperature: float = 0.0) -> float:
-        """How often a drafter's token at a position (1 is the first) is right, given that those before it were."""
+        """How often a drafter's token at a position (1 is the first) is right, given that those before it were.
+
+        Of a class that little is known of, what is known of the others at its temperature is believed.
+        """
         group = self._classes.known(workload_class), temperature_band(temperature)
         position = min(position, _MOST_POSITIONS)
-        prior = PRIOR_TRUST if position == 1 else self._positions.get((*group, source, 1), _UNKNOWN).rate(PRIOR_TRUST)
-        return self._positions.get((*group, source, position), _UNKNOWN).rate(prior)
+        elsewhere = self._firsts.get((group[1], source), _UNKNOWN).rate(PRIOR_TRUST)
+        first = self._positions.get((*group, source, 1), _UNKNOWN).rate(elsewhere)
+        return first if position == 1 else self._positions.get((*group, source, position), _UNKNOWN).rate(first)
 
     def num_seen(self, workload_class: str, source: str, *, temperature: float = 0.0) -> float:
         """About how many proposals of a drafter were scored lately."""
@@ -133,10 +133,9 @@ class AcceptanceStats:
     def forget(self, line: Line, source: str) -> None:
         """Believe what was learned of a drafter no more than what nothing is known of."""
         known = self._classes.known(line.workload_class)
-        for key, band in self._positions.items():
+        for key, band in list(self._positions.items()):
             if key[:3] == (known, line.band, source) and band.trials > _FORGOTTEN_WEIGHT:
-                band.hits *= _FORGOTTEN_WEIGHT / band.trials
-                band.trials = _FORGOTTEN_WEIGHT
+                self._put(key, _Band(band.hits * _FORGOTTEN_WEIGHT / band.trials, _FORGOTTEN_WEIGHT))
         group = _TEMPERATURE_BANDS * self._class_places[line.workload_class] + line.band
         counts = self.counts[group, self._drafter_places[source]]
         counts *= np.minimum(1.0, _FORGOTTEN_WEIGHT / np.maximum(counts[..., TRIALS:], 1e-9))
@@ -157,11 +156,22 @@ class AcceptanceStats:
                     matched = node if hit else matched
             for source in asked:
                 hit = matched is not None and draft.sources[matched] == source
-                self._positions.setdefault((*key, source, min(position, _MOST_POSITIONS)), _Band()).count(hit=hit)
+                place = (*key, source, min(position, _MOST_POSITIONS))
+                band = self._positions.get(place, _UNKNOWN)
+                self._put(place, _Band(band.hits * _MEMORY + hit, band.trials * _MEMORY + 1.0))
             if matched is None:
                 return position - 1
             at = matched
         return len(words)
+
+    def _put(self, key: Key, band: _Band) -> None:
+        """Replace what is known of a position."""
+        before, self._positions[key] = self._positions.get(key, _UNKNOWN), band
+        _, temperature, source, position = key
+        if position == 1:
+            added = self._firsts.get((temperature, source), _UNKNOWN)
+            hits, trials = added.hits + band.hits - before.hits, added.trials + band.trials - before.trials
+            self._firsts[temperature, source] = _Band(hits, trials)
 
     def _count(self, group: int, source: str, stated: float, *, hit: bool) -> None:
         counts = self._flat_counts
@@ -184,7 +194,7 @@ class AcceptanceStats:
         for rate in rates:
             if rate.kind == "position":
                 key = self._classes.known(rate.workload_class), rate.temperature_band, rate.drafter, rate.index
-                self._positions[key] = _Band(rate.hits, rate.trials)
+                self._put(key, _Band(rate.hits, rate.trials))
             elif 0 <= rate.temperature_band < _TEMPERATURE_BANDS and 0 <= rate.index < _BANDS:
                 group = _TEMPERATURE_BANDS * self._class_places[rate.workload_class] + rate.temperature_band
                 self.counts[group, self._drafter_places[rate.drafter], rate.index] = rate.hits, rate.trials

@@ -70,7 +70,6 @@ class Drafting:
         self._asking = Asking(drafters, vocab_size=vocab_size, emit=emit, clock=clock)
         allowance = Allowance()
         self._scouting = Scouting(self._asking.active, cost, allowance, self._asking.guard, vocab_size=vocab_size)
-        self.showing = Showing(self._asking, drafters)
         self.early = Early(self._asking, drafters, clock)
         prepare()
         self.stats = AcceptanceStats(self._asking.certain)
@@ -85,6 +84,7 @@ class Drafting:
             emit=emit,
         )
         self._buyer = Buyer(cost, self.stats, self.controller)
+        self.showing = Showing(self._asking, drafters, self.controller.is_off)
         self._num_asleep, self._num_slept = 0, 0
         self.is_asleep = False
         """Whether the present step is one of which nothing is written down."""

@@ -6,13 +6,15 @@ is computed again after a preemption was seen before. Positions that were not co
 cache), or while a drafter had no say, are left out and stay so; a drafter is told where each row stands. On a device
 the states stay where they are, and the drafter is told which rows of a pass it may read.
 
-Where no drafter asks for them, nothing is copied. To show the words of many texts takes the host longer than some steps
-last, so where many are served and no guess was bought for a class for long, its texts begin hidden, and stay so while
-many are served.
+Where no drafter asks for them, nothing is copied, and showing takes time, too. While those who would see them are
+switched off for texts of a kind, three of four such texts begin hidden, and stay so until somebody is on again. To show
+the words of many texts takes the host longer than some steps last, so where many are served and no guess was bought for
+a class for long, its texts begin hidden as well, and stay so while many are served.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from functools import partial
 from typing import Any, cast
@@ -20,7 +22,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from understudy.control.classes import ClassNames
+from understudy.control.classes import ClassNames, Line
 from understudy.core.events import EventSink, Fallback
 from understudy.core.switches import Switches
 from understudy.drafters.base import Drafter, FeatureDrafter
@@ -34,6 +36,8 @@ from understudy.runtime.runner import Answer, Runner
 
 _FEW_TEXTS = 8
 """So many are always shown."""
+_SHOWN_EVERY = 4
+"""Of texts for which nobody who sees them is on, so many begin hidden but one: the one that is looked at."""
 _IDLE_STEPS = 1024
 """After so many steps, with about as many texts, in which nothing was bought for a class, texts of it begin hidden."""
 _REST_STEPS = 8192
@@ -83,8 +87,10 @@ def _chosen(features: Any, rows: Items[int], columns: Items[int] | None) -> NDAr
 class Showing:
     """Shows hidden states to the drafters of an engine that want them, if there are any."""
 
-    def __init__(self, asking: Asking, drafters: Items[Drafter]) -> None:
+    def __init__(self, asking: Asking, drafters: Items[Drafter], is_off: Callable[[Line, str], bool]) -> None:
+        """`is_off`: whether a drafter is switched off for a line of texts."""
         self._asking = asking
+        self._is_off = is_off
         self._drafters = [cast(FeatureDrafter, drafter) for drafter in drafters if hasattr(drafter, "see")]
         self.layers = tuple(sorted({layer for drafter in self._drafters for layer in drafter.feature_layers}))
         """All that any of them wants to see."""
@@ -94,6 +100,7 @@ class Showing:
         ]  # None: all of them, in their order
         self._classes = ClassNames()
         self._num_idle: dict[tuple[str, int], int] = {}  # steps, by kind
+        self._num_begun: dict[Line, int] = {}  # texts for which nobody was on
 
     def wants(self, shares: Items[Share], switches: Switches) -> list[bool]:
         """Whether anybody would look at each sequence's rows."""
@@ -102,13 +109,28 @@ class Showing:
         return [self._is_wanted(share.sequence, len(shares), switches) for share in shares]
 
     def _is_wanted(self, sequence: Sequence, num_texts: int, switches: Switches) -> bool:
-        if sequence.is_hidden and num_texts > _FEW_TEXTS:
+        if sequence.is_hidden and (num_texts > _FEW_TEXTS or self._is_idle(sequence)):
             return False
         if not any(self._sees(drafter, sequence, switches) for drafter in self._drafters):
             return False
         is_new = not sequence.num_shown and not sequence.num_generated
-        sequence.is_hidden = is_new and self._rests(sequence, num_texts)
+        sequence.is_hidden = is_new and (self._rests(sequence, num_texts) or self._passes_by(sequence))
         return not sequence.is_hidden
+
+    def _is_idle(self, sequence: Sequence) -> bool:
+        """Whether nobody who would see it is on for it, nor wanted."""
+        speculation = sequence.request.speculation
+        if speculation.forced or speculation.drafter in self._asking.seeing:
+            return False
+        return all(self._is_off(sequence.line, drafter.name) for drafter in self._drafters)
+
+    def _passes_by(self, sequence: Sequence) -> bool:
+        """Whether a new text is one of those that are not even looked at."""
+        if not self._is_idle(sequence):
+            return False
+        line = self._classes.known_line(sequence.line)
+        self._num_begun[line] = num_begun = self._num_begun.get(line, 0) + 1
+        return num_begun % _SHOWN_EVERY != 0
 
     def _rests(self, sequence: Sequence, num_texts: int) -> bool:
         """Whether no guess was bought of late for texts like this one, among so many, and nobody insists on any."""

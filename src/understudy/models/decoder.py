@@ -190,7 +190,7 @@ class Decoder:
         step.embed(self._embedding)
         for index, layer in enumerate(self._layers):
             normed = step.norm(layer.attention_norm)  # what the layer before has to add is in the stream from here on
-            if shown is not None:
+            if shown is not None and index in shown.layers:
                 shown.take(index, step.stream)
             qkv = layer.qkv(normed)
             attended = step.attend(
