@@ -65,6 +65,13 @@ class Account:
         words = step.num_words if name == ENGINE else step.words.get(name, 0)
         rows = step.num_rows if name == ENGINE else step.rows.get(name, 0)
         asked_s = sum(step.asked_s.values()) if name == ENGINE else step.asked_s.get(name, 0.0)
+        if step.is_asleep:  # windows are of the time that ledgers hold
+            assert words == spoke, "a plain step"
+            assert not rows
+            assert not step.drafting_s
+            self.plain_s += step.plain_s * words / step.texts
+            self.spent_s += step.plain_s * words / step.texts
+            return
         row_share = rows / step.num_rows if rows else 0.0
         excess_s = (step.forward_s - step.believed_s) * row_share
         worst_s = (step.worst_s - step.believed_s) * row_share

@@ -247,6 +247,24 @@ def test_asking_that_loses_much_is_done_less_often() -> None:
     assert lost / 3200 < 0.0031
 
 
+def test_where_nothing_was_worth_buying_for_long_less_is_spent_on_looking() -> None:
+    worth = Worth()
+
+    def asked(num_steps: int) -> int:
+        count = 0
+        for _ in range(num_steps):
+            if worth.asks("creative"):
+                count += 1
+                worth.observe("creative", saved=0.0, spent=0.03)
+        return count
+
+    assert asked(80) == 8, "every tenth time"
+    asked(2000)
+    assert 19 <= asked(800) <= 21, "a quarter as often"
+    worth.observe("creative", saved=0.1, spent=0.03)
+    assert asked(100) >= 10, "one that pays is enough"
+
+
 def test_kinds_that_nobody_learned_of_are_not_kept() -> None:
     worth = Worth()
     assert all(worth.asks(f"class {number}") for number in range(1000))
@@ -265,7 +283,7 @@ def test_asking_that_pays_again_is_taken_up_again() -> None:
         return count
 
     assert asked(200, saved=0.0) <= 31
-    assert asked(200, saved=0.2) > 190
+    assert asked(200, saved=0.2) > 170, "where nothing was worth buying for long it is asked every 27th time"
     assert asked(200, saved=0.0) <= 31 + 15, "good times pay for a quarter of a step"
 
 

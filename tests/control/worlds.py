@@ -295,6 +295,8 @@ class Step:
     rows: Mapping[str, int]
     spoke: Mapping[str, int]
     reason: str
+    is_asleep: bool
+    """Whether it was slept through: a plain step that no ledger holds."""
 
 
 class Run:
@@ -352,6 +354,7 @@ class Run:
 
     def _step(self) -> Step:
         """As Engine.step does it."""
+        self._asked_s = {}  # a step that is slept through is not written down, and asks nobody
         world, texts, cycle = self.world, self.running, self.cycle
         self.drafter.cycle = cycle
         base = Load.of((1, 0) for _ in texts)
@@ -408,6 +411,7 @@ class Run:
             rows=rows,
             spoke=by_name((t, 1) for t in texts),
             reason=reason,
+            is_asleep=self.drafting.is_asleep,
         )
         self.running = [text for text in texts if text.finish_reason is None]
         return step

@@ -193,6 +193,26 @@ def test_steps_in_which_nobody_may_guess_hide_nothing(llama: Target, monkeypatch
     assert all(hall.shown(*many()))
 
 
+def test_where_nothing_is_bought_for_texts_of_a_line_three_of_four_begin_hidden(
+    llama: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hall = Hall(llama, monkeypatch, Recorder(1))
+    one = ask(0, length=9)
+    assert [hall.shown(one)[0] for _ in range(10)] == [True, True, *([False, False, False, True] * 2)]
+    warm = replace(one, sampling=replace(one.sampling, temperature=1.5))
+    assert hall.shown(warm) == [True], "at another temperature it may be worth it"
+    assert hall.shown(replace(one, speculation=Speculation(forced=True))) == [True]
+    hall.recorder.check(llama, may_skip=False)
+
+
+def test_texts_of_a_line_for_which_guesses_are_bought_are_all_shown(
+    llama: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = ask(0, length=9)
+    hall = Hall(llama, monkeypatch, Knower(1, answers={one.prompt_ids: run_alone(new_engine(llama), one)[0].token_ids}))
+    assert all(hall.shown(one)[0] for _ in range(8))
+
+
 def test_nothing_is_shown_while_speculation_is_switched_off(llama: Target) -> None:
     recorder = Recorder(1)
     engine = new_engine(llama, drafters=[recorder])

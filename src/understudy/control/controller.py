@@ -99,10 +99,6 @@ class Controller:
         is_over = self._engine.ledger.is_over or self._class(line.workload_class).ledger.is_over
         return (drafter in self._exempt or self._breaker(line, drafter).asks()) and not is_over
 
-    def is_off(self, line: Line, drafter: str) -> bool:
-        """Whether a drafter is switched off for a line, but for looks at it."""
-        return drafter not in self._exempt and self._breaker(line, drafter).state == "off"
-
     def permits_asking(
         self, texts: Mapping[str, int], seconds: float, *, base: Load | None = None, load: Load | None = None
     ) -> bool:

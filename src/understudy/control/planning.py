@@ -34,6 +34,9 @@ _PROBING_SHARE = 0.005
 _LENGTH_WEIGHT = 0.2
 _LEAST_LOSS = 0.003
 """Share of a step that asking may take in vain: less than that is not worth resting for."""
+_VAIN_ASKS = 8
+"""In a row: after so many a half of that share is enough, then a third, at last a quarter."""
+_LEAST_PART = 4
 _MOST_SAVED = 0.25
 """Steps that good times may pay for bad ones."""
 _MOST_SKIPPED = 127
@@ -210,11 +213,13 @@ class Worth:
 
     A drafter that costs microseconds is not free where a step takes milliseconds and holds many sequences of which few
     gain. So there is a balance for each kind of step: what asking took is taken from it, what it was expected to save
-    and a small share of every step are paid in. While it is below zero nobody is asked.
+    and a small share of every step are paid in, smaller where nothing was worth buying for long. While it is below zero
+    nobody is asked.
     """
 
     def __init__(self) -> None:
         self._balances: dict[str, float] = {}  # in plain steps
+        self._num_vain: dict[str, int] = {}  # asks in a row that took their time and saved nothing
 
     def asks(self, kind: str) -> bool:
         """Whether to ask in a step of this kind. To be asked once for each step."""
@@ -228,14 +233,24 @@ class Worth:
         balance = self._balances.get(kind)
         if balance is None:  # kinds come from outside: only those that are known are kept
             return 0
-        self._balances[kind] = balance = min(_MOST_SAVED, balance + _LEAST_LOSS * (1 + num_slept))
-        return 0 if balance >= 0.0 else math.ceil(-balance / _LEAST_LOSS)
+        share = self._share(kind)
+        self._balances[kind] = balance = min(_MOST_SAVED, balance + share * (1 + num_slept))
+        return 0 if balance >= 0.0 else math.ceil(-balance / share)
+
+    def num_to_rest(self, kind: str) -> int:
+        """For how many of the next steps of this kind nobody will be asked, as things stand."""
+        return max(0, math.ceil(-self._balances.get(kind, 0.0) / self._share(kind)) - 1)
+
+    def _share(self, kind: str) -> float:
+        return _LEAST_LOSS / min(_LEAST_PART, 1 + self._num_vain.get(kind, 0) // _VAIN_ASKS)
 
     def observe(self, kind: str, *, saved: float, spent: float) -> None:
         """Count a step that asked: the shares of a plain step that it was expected to save, and that asking took."""
         if kind in self._balances or len(self._balances) < _MOST_KINDS:
             balance = self._balances.get(kind, 0.0) + saved - spent
             self._balances[kind] = max(-_LEAST_LOSS * _MOST_SKIPPED, min(_MOST_SAVED, balance))
+            is_vain = saved <= 0.0 and spent > _LEAST_LOSS
+            self._num_vain[kind] = self._num_vain.get(kind, 0) + 1 if is_vain else 0
 
 
 class AnswerLengths:

@@ -70,6 +70,7 @@ class Drafting:
         self._asking = Asking(drafters, vocab_size=vocab_size, emit=emit, clock=clock)
         allowance = Allowance()
         self._scouting = Scouting(self._asking.active, cost, allowance, self._asking.guard, vocab_size=vocab_size)
+        self.showing = Showing(self._asking, drafters)
         self.early = Early(self._asking, drafters, clock)
         prepare()
         self.stats = AcceptanceStats(self._asking.certain)
@@ -84,7 +85,6 @@ class Drafting:
             emit=emit,
         )
         self._buyer = Buyer(cost, self.stats, self.controller)
-        self.showing = Showing(self._asking, drafters, self.controller.is_off)
         self._num_asleep, self._num_slept = 0, 0
         self.is_asleep = False
         """Whether the present step is one of which nothing is written down."""
@@ -118,6 +118,7 @@ class Drafting:
         if finished:
             self._lengths.observe(sequence.request.workload_class, sequence.num_generated)
         self._asking.stop(sequence, finished=finished)
+        self.showing.stop(sequence)
         self._left_s[sequence.line] = self._left_s.get(sequence.line, 0.0) + sequence.unpaid_s
         sequence.unpaid_s = 0.0
 
@@ -138,7 +139,7 @@ class Drafting:
             return reason
         num_slept, self._num_slept = self._num_slept, 0
         num_resting = self._worth.num_resting(self._kind(sequences), num_slept)
-        self._num_asleep = min(num_resting - 1, _MOST_ASLEEP)
+        self._sleep(sequences, num_resting - 1)
         return _NOT_WORTH_IT if num_resting else ""
 
     def propose(
@@ -158,7 +159,7 @@ class Drafting:
         """
         self._weighed = None
         self.is_asleep = self._num_asleep > 0 and bool(sequences) and not has_to_ask and idle_since_s is None
-        if self.is_asleep:  # the same texts as in the last step, which rested
+        if self.is_asleep:  # the same texts as in the last step, after which nobody was to be asked
             self._num_asleep -= 1
             self._num_slept += 1
             self.controller.switchback.is_plain([sequence.sequence_id for sequence in sequences])
@@ -226,6 +227,12 @@ class Drafting:
         """Learn whether asking pays for its time, but for passes of a draft, which are for the ledgers."""
         self._weighed = self._kind(sequences)
         self._worth.observe(self._weighed, saved=1.0 - 1.0 / decision.gain, spent=spent)
+        self._sleep(sequences, self._worth.num_to_rest(self._weighed))
+
+    def _sleep(self, sequences: Items[Sequence], num_steps: int) -> None:
+        """Sleep through the next steps, but not where drafts are forced, nor before what was read is paid for."""
+        wakeful = bool(self._left_s) or any(s.unpaid_s or s.request.speculation.forced for s in sequences)
+        self._num_asleep = 0 if wakeful else min(num_steps, _MOST_ASLEEP)
 
     def waited(self, seconds: float, base: Load) -> None:
         """Count for how long a device waited besides, until a pass without a draft was launched."""

@@ -6,15 +6,14 @@ is computed again after a preemption was seen before. Positions that were not co
 cache), or while a drafter had no say, are left out and stay so; a drafter is told where each row stands. On a device
 the states stay where they are, and the drafter is told which rows of a pass it may read.
 
-Where no drafter asks for them, nothing is copied, and showing takes time, too. While those who would see them are
-switched off for texts of a kind, three of four such texts begin hidden, and stay so until somebody is on again. To show
-the words of many texts takes the host longer than some steps last, so where many are served and no guess was bought for
-a class for long, its texts begin hidden as well, and stay so while many are served.
+Where no drafter asks for them, nothing is copied, and showing takes time, too: a percent of a short step. So where no
+guess was bought for the last texts of a line, three of four that follow begin hidden, and stay so until one is bought.
+To show the words of many texts takes the host longer than some steps last, so where many are served and no guess was
+bought for a class for long, its texts begin hidden as well, and stay so while many are served.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from collections.abc import Sequence as Items
 from functools import partial
 from typing import Any, cast
@@ -36,8 +35,10 @@ from understudy.runtime.runner import Answer, Runner
 
 _FEW_TEXTS = 8
 """So many are always shown."""
+_VAIN_TEXTS = 2
+"""So many texts of a line are shown in vain before others begin hidden."""
 _SHOWN_EVERY = 4
-"""Of texts for which nobody who sees them is on, so many begin hidden but one: the one that is looked at."""
+"""Of these, one of so many is shown."""
 _IDLE_STEPS = 1024
 """After so many steps, with about as many texts, in which nothing was bought for a class, texts of it begin hidden."""
 _REST_STEPS = 8192
@@ -87,10 +88,8 @@ def _chosen(features: Any, rows: Items[int], columns: Items[int] | None) -> NDAr
 class Showing:
     """Shows hidden states to the drafters of an engine that want them, if there are any."""
 
-    def __init__(self, asking: Asking, drafters: Items[Drafter], is_off: Callable[[Line, str], bool]) -> None:
-        """`is_off`: whether a drafter is switched off for a line of texts."""
+    def __init__(self, asking: Asking, drafters: Items[Drafter]) -> None:
         self._asking = asking
-        self._is_off = is_off
         self._drafters = [cast(FeatureDrafter, drafter) for drafter in drafters if hasattr(drafter, "see")]
         self.layers = tuple(sorted({layer for drafter in self._drafters for layer in drafter.feature_layers}))
         """All that any of them wants to see."""
@@ -100,12 +99,15 @@ class Showing:
         ]  # None: all of them, in their order
         self._classes = ClassNames()
         self._num_idle: dict[tuple[str, int], int] = {}  # steps, by kind
-        self._num_begun: dict[Line, int] = {}  # texts for which nobody was on
+        self._num_vain: dict[Line, int] = {}  # texts that ended among few since a guess was bought for one
+        self._num_hidden: dict[Line, int] = {}  # texts since one was shown, where that is in vain
+        self._num_texts = 0  # of the last step
 
     def wants(self, shares: Items[Share], switches: Switches) -> list[bool]:
         """Whether anybody would look at each sequence's rows."""
         if not self._drafters:
             return [False] * len(shares)
+        self._num_texts = len(shares)
         return [self._is_wanted(share.sequence, len(shares), switches) for share in shares]
 
     def _is_wanted(self, sequence: Sequence, num_texts: int, switches: Switches) -> bool:
@@ -118,27 +120,28 @@ class Showing:
         return not sequence.is_hidden
 
     def _is_idle(self, sequence: Sequence) -> bool:
-        """Whether nobody who would see it is on for it, nor wanted."""
-        speculation = sequence.request.speculation
-        if speculation.forced or speculation.drafter in self._asking.seeing:
-            return False
-        return all(self._is_off(sequence.line, drafter.name) for drafter in self._drafters)
+        """Whether no guess was bought for the last texts like it, and nobody insists on any."""
+        line = self._classes.known_line(sequence.line)
+        return self._num_vain.get(line, 0) >= _VAIN_TEXTS and not self._insists(sequence)
 
     def _passes_by(self, sequence: Sequence) -> bool:
         """Whether a new text is one of those that are not even looked at."""
         if not self._is_idle(sequence):
             return False
         line = self._classes.known_line(sequence.line)
-        self._num_begun[line] = num_begun = self._num_begun.get(line, 0) + 1
-        return num_begun % _SHOWN_EVERY != 0
+        self._num_hidden[line] = (self._num_hidden.get(line, 0) + 1) % _SHOWN_EVERY
+        return self._num_hidden[line] != 0
+
+    def _insists(self, sequence: Sequence) -> bool:
+        """Whether its request wants guesses from hidden states, whatever they come to."""
+        speculation = sequence.request.speculation
+        return speculation.forced or speculation.drafter in self._asking.seeing
 
     def _rests(self, sequence: Sequence, num_texts: int) -> bool:
         """Whether no guess was bought of late for texts like this one, among so many, and nobody insists on any."""
-        speculation = sequence.request.speculation
-        insists = speculation.forced or speculation.drafter in self._asking.seeing
         return (
             num_texts > _FEW_TEXTS
-            and not insists
+            and not self._insists(sequence)
             and self._num_idle.get(self._kind(sequence, num_texts), 0) >= _IDLE_STEPS
         )
 
@@ -147,11 +150,16 @@ class Showing:
         return self._classes.known(sequence.request.workload_class), (num_texts - 1).bit_length()
 
     def count(self, shares: Items[Share], works: Items[Work], proposals: Items[Proposal]) -> None:
-        """Count a step of many texts: for which classes a guess from hidden states could have been bought, and was.
+        """Count a step: for whom a guess from hidden states was bought, and, of many texts, could have been.
 
         Beside a prompt nothing is drafted, so such a step says nothing; nor do those whose drafts are forced.
         """
-        if len(shares) <= _FEW_TEXTS or not self._drafters or any(share.num_known > 1 for share in shares):
+        if not self._drafters:
+            return
+        for share, proposal in zip(shares, proposals, strict=True):
+            if proposal.bought.sources and not self._asking.seeing.isdisjoint(proposal.bought.sources):
+                self._num_vain[self._classes.known_line(share.sequence.line)] = 0
+        if len(shares) <= _FEW_TEXTS or any(share.num_known > 1 for share in shares):
             return
         is_bought: dict[tuple[str, int], bool] = {}
         for share, work, proposal in zip(shares, works, proposals, strict=True):
@@ -164,6 +172,12 @@ class Showing:
         for kind, was_bought in is_bought.items():
             num_idle = 0 if was_bought else self._num_idle.get(kind, 0) + 1
             self._num_idle[kind] = num_idle % (_IDLE_STEPS + _REST_STEPS)
+
+    def stop(self, sequence: Sequence) -> None:
+        """Count a text that ended."""
+        if sequence.num_shown and not sequence.is_hidden and self._num_texts <= _FEW_TEXTS:
+            line = self._classes.known_line(sequence.line)
+            self._num_vain[line] = self._num_vain.get(line, 0) + 1
 
     def show(self, share: Share, answer: Answer, path: Items[int], switches: Switches, *, first: int) -> None:
         """Show the rows of a pass that become part of the text: those known, and the accepted nodes `path`.
