@@ -175,7 +175,7 @@ class Showing:
 
     def stop(self, sequence: Sequence) -> None:
         """Count a text that ended."""
-        if sequence.num_shown and not sequence.is_hidden and self._num_texts <= _FEW_TEXTS:
+        if self._drafters and sequence.num_shown and not sequence.is_hidden and self._num_texts <= _FEW_TEXTS:
             line = self._classes.known_line(sequence.line)
             self._num_vain[line] = self._num_vain.get(line, 0) + 1
 
