@@ -287,7 +287,18 @@ def build_engine(
         emit(Notice("the policy", doubt))
     if is_ours and drafters and target.device == "cpu":
         warm_up(Engine(runner, target.tokenizer, cost=deepcopy(cost), drafters=drafters, config=config, emit=ignore))
-    return Engine(runner, target.tokenizer, cost=cost, drafters=drafters, config=config, emit=emit, clock=clock)
+    # where a GPU computes the thread waits for it, and a clock of one's own runs beside no thread's
+    running = time.thread_time if target.device == "cpu" and clock is time.perf_counter else None
+    return Engine(
+        runner,
+        target.tokenizer,
+        cost=cost,
+        drafters=drafters,
+        config=config,
+        emit=emit,
+        clock=clock,
+        running=running,
+    )
 
 
 def _drafters(

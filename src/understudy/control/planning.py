@@ -219,6 +219,7 @@ class Worth:
 
     def __init__(self) -> None:
         self._balances: dict[str, float] = {}  # in plain steps
+        self._before: tuple[str, float, int] | None = None  # a kind's balance and vain asks before the last ask
         self._num_vain: dict[str, int] = {}  # asks in a row that took their time and saved nothing
 
     def asks(self, kind: str) -> bool:
@@ -246,11 +247,19 @@ class Worth:
 
     def observe(self, kind: str, *, saved: float, spent: float) -> None:
         """Count a step that asked: the shares of a plain step that it was expected to save, and that asking took."""
+        self._before = None
         if kind in self._balances or len(self._balances) < _MOST_KINDS:
+            self._before = kind, self._balances.get(kind, 0.0), self._num_vain.get(kind, 0)
             balance = self._balances.get(kind, 0.0) + saved - spent
             self._balances[kind] = max(-_LEAST_LOSS * _MOST_SKIPPED, min(_MOST_SAVED, balance))
             is_vain = saved <= 0.0 and spent > _LEAST_LOSS
             self._num_vain[kind] = self._num_vain.get(kind, 0) + 1 if is_vain else 0
+
+    def take_back(self) -> None:
+        """Forget the ask that was counted last: what it took says nothing of those to come."""
+        if self._before is not None:
+            kind, self._balances[kind], self._num_vain[kind] = self._before
+            self._before = None
 
 
 class AnswerLengths:

@@ -234,6 +234,12 @@ class Drafting:
         wakeful = bool(self._left_s) or any(s.unpaid_s or s.request.speculation.forced for s in sequences)
         self._num_asleep = 0 if wakeful else min(num_steps, _MOST_ASLEEP)
 
+    def forget_asking(self) -> None:
+        """Take back what the asking of this step was found to be worth: it was disturbed."""
+        if self._weighed is not None:
+            self._worth.take_back()
+            self._num_asleep = 0
+
     def waited(self, seconds: float, base: Load) -> None:
         """Count for how long a device waited besides, until a pass without a draft was launched."""
         if self._weighed is not None:

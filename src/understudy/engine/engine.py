@@ -28,6 +28,7 @@ from understudy.core.events import EventSink, Preempted, ignore
 from understudy.core.request import Output, Request
 from understudy.core.switches import Switches
 from understudy.drafters.base import Drafter
+from understudy.engine.disturbance import Disturbance
 from understudy.engine.drafting import Drafting
 from understudy.engine.preparing import Preparing
 from understudy.engine.proposal import Proposal
@@ -62,7 +63,9 @@ class Engine:
         config: EngineConfig | None = None,
         emit: EventSink = ignore,
         clock: Callable[[], float] = time.perf_counter,
+        running: Callable[[], float] | None = None,
     ) -> None:
+        """`running`: for how long the thread that steps has run, where it is what computes (disturbance.py)."""
         self.config = config or EngineConfig()
         model = runner.decoder.config
         self.max_context = min(self.config.max_context or model.max_positions, model.max_positions)
@@ -96,6 +99,7 @@ class Engine:
         )
         self._underway: Underway | None = None
         self._num_firsts = runner.num_firsts
+        self._disturbance = Disturbance(running)
         self._has_to_ask = False  # it was found already that drafters are asked in the next step
         self._forward_s = 0.0  # what the last pass took
         self._landed_s = 0.0  # when it was there
@@ -178,6 +182,7 @@ class Engine:
         `idle_since_s`: the device has waited since then for words to be looked at, which plainly it need not.
         """
         started = self._clock()
+        self._disturbance.begin(started)
         shares = self._scheduler.plan()
         if not shares:
             return None
@@ -327,7 +332,10 @@ class Engine:
         return verdict
 
     def _observe(self, underway: Underway, verdicts: Items[Verdict]) -> None:
-        """Learn how good the guesses were and what they cost, unless something was done for the first time."""
+        """Learn how good the guesses were and what they cost, unless that was no usual step."""
+        is_disturbed = self._disturbance.leaves_out(self._landed_s)
+        if is_disturbed:
+            self._drafting.forget_asking()
         is_learned_from = bool(self._drafting.names) and not self._drafting.is_asleep
         for share, proposal, verdict in zip(underway.shares, underway.proposals, verdicts, strict=True):
             verdict.count(share.sequence.counts, proposal.drafts)
@@ -336,32 +344,22 @@ class Engine:
                 self._drafting.observe(share.sequence, proposal, words, verdict.path)
         if not is_learned_from:
             self._drafting.sleep_through(underway.plain, self._forward_s)
-        elif self._runner.num_firsts == underway.num_firsts:
+        elif is_disturbed or self._runner.num_firsts != underway.num_firsts:
+            self._drafting.forget_step()
+        else:
             self._drafting.showing.count(underway.shares, underway.works, underway.proposals)
             self._settle(underway, verdicts)
-        else:
-            self._drafting.forget_step()
 
     def _settle(self, underway: Underway, verdicts: Items[Verdict]) -> None:
         """Write into the ledgers what the words took, and what they would have taken plainly."""
-        load, plain, forward_s = underway.load, underway.plain, self._forward_s
-        plain_s = self.cost.step_s(plain)
-        pass_s = plain_s if underway.is_plain else self.cost.drafted_s(load, plain_s)
-        step_s = pass_s + underway.drafting.spent_s
-        spoke = [(share, verdict) for share, verdict in zip(underway.shares, verdicts, strict=True) if verdict.words]
-        num_more = sum(len(verdict.words) - 1 for _, verdict in spoke)
-        for share, verdict in spoke:
-            # everybody waits while the words that others gained are drawn, too; its own are drawn plainly as well
-            others_s = self._word_s * (num_more - (len(verdict.words) - 1))
-            share.sequence.ledger.add(plain_step_s=plain_s, step_s=step_s + others_s, num_words=len(verdict.words))
         self._drafting.settle(
-            [share.sequence for share, _ in spoke],
-            base=plain,
-            load=load,
-            forward_s=forward_s,
+            underway.write_down(verdicts, self.cost, self._word_s),
+            base=underway.plain,
+            load=underway.load,
+            forward_s=self._forward_s,
             drafting=underway.drafting,
         )
-        self.cost.observe(load, forward_s, plain)
+        self.cost.observe(underway.load, self._forward_s, underway.plain)
 
     def _time_words(self, num_words: int, seconds: float) -> None:
         """Learn how long it takes to draw a word."""

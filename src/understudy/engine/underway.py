@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
-from understudy.control.cost import Load
+from understudy.control.cost import CostModel, Load
 from understudy.core.events import Cycle
 from understudy.engine.proposal import DraftingTime, Proposal
 from understudy.engine.scheduler import Share
+from understudy.engine.sequence import Sequence
 from understudy.runtime.inputs import Work
 from understudy.runtime.runner import Answer, Flight, Runner
 from understudy.sampling.verify import Verdict
@@ -58,6 +59,19 @@ class Underway:
             if sequence.finish_reason is None:
                 sequence.cache.commit(share.num_known, sequence.tokens)
                 sequence.unseen = place - 1 if share.reaches_end else None
+
+    def write_down(self, verdicts: Items[Verdict], cost: CostModel, word_s: float) -> list[Sequence]:
+        """Write the step into the ledgers of those who spoke in it, and return them; `word_s` is one drawn word's."""
+        plain_s = cost.step_s(self.plain)
+        pass_s = plain_s if self.is_plain else cost.drafted_s(self.load, plain_s)
+        step_s = pass_s + self.drafting.spent_s
+        spoke = [(share, verdict) for share, verdict in zip(self.shares, verdicts, strict=True) if verdict.words]
+        num_more = sum(len(verdict.words) - 1 for _, verdict in spoke)
+        for share, verdict in spoke:
+            # everybody waits while the words that others gained are drawn, too; its own are drawn plainly as well
+            others_s = word_s * (num_more - (len(verdict.words) - 1))
+            share.sequence.ledger.add(plain_step_s=plain_s, step_s=step_s + others_s, num_words=len(verdict.words))
+        return [share.sequence for share, _ in spoke]
 
     def cycle(
         self, verdicts: Items[Verdict], following: Underway | None, forward_s: float, landed_s: float, told_s: float
