@@ -226,8 +226,24 @@ def test_answers_are_expected_to_be_as_long_as_they_were() -> None:
     assert len(lengths._mean) <= 32
 
 
-def test_asking_that_does_not_pay_is_done_every_tenth_time() -> None:
+def without_credit(kind: str) -> Worth:
+    """A balance that has spent what it began with."""
     worth = Worth()
+    worth.observe(kind, saved=1e-9, spent=0.25)
+    return worth
+
+
+def test_the_first_asks_of_a_kind_need_not_pay() -> None:
+    worth = Worth()
+    count = 0
+    while worth.asks("chat"):
+        count += 1
+        worth.observe("chat", saved=0.0, spent=0.05)
+    assert 5 <= count <= 7, "a quarter of a step"
+
+
+def test_asking_that_does_not_pay_is_done_every_tenth_time() -> None:
+    worth = without_credit("8 sequences")
     asked = 0
     for _ in range(800):
         if worth.asks("8 sequences"):
@@ -248,7 +264,7 @@ def test_asking_that_loses_much_is_done_less_often() -> None:
 
 
 def test_where_nothing_was_worth_buying_for_long_less_is_spent_on_looking() -> None:
-    worth = Worth()
+    worth = without_credit("creative")
 
     def asked(num_steps: int) -> int:
         count = 0
@@ -303,7 +319,7 @@ def test_asking_that_takes_next_to_nothing_goes_on() -> None:
 def test_a_rest_says_how_long_it_lasts_and_steps_that_were_slept_through_count() -> None:
     worth = Worth()
     assert worth.num_resting("chat") == 0, "nothing is known of it"
-    worth.observe("chat", saved=0.0, spent=0.1)
+    worth.observe("chat", saved=0.0, spent=0.35)
     watched = [worth.num_resting("chat") for _ in range(40)]
     first = watched[0]
     assert 30 <= first <= 34
