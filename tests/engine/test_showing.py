@@ -205,6 +205,24 @@ def test_where_nothing_is_bought_for_texts_of_a_line_three_of_four_begin_hidden(
     hall.recorder.check(llama, may_skip=False)
 
 
+def test_texts_for_which_nobody_was_weighed_say_nothing(llama: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    hall = Hall(llama, monkeypatch, Recorder(1))
+    monkeypatch.setattr(hall.engine._drafting._worth, "num_resting", lambda kind, num_slept=0: 2)
+    assert all(hall.shown(ask(0, length=9))[0] for _ in range(6))
+
+
+def test_what_is_forced_says_nothing_of_what_asking_is_worth(llama: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    hall = Hall(llama, monkeypatch, Recorder(1))
+    forced = replace(ask(0, length=9), speculation=Speculation(forced=True))
+    for _ in range(4):
+        assert hall.shown(forced) == [True]
+    num_asked = hall.recorder.num_asked
+    assert num_asked > 4 * 10
+    assert not hall.engine._drafting._worth._balances
+    hall.shown(ask(0, length=9))
+    assert hall.recorder.num_asked > num_asked
+
+
 def test_texts_of_a_line_for_which_guesses_are_bought_are_all_shown(
     llama: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:

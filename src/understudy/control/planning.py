@@ -252,9 +252,9 @@ class Worth:
         if kind in self._balances or len(self._balances) < _MOST_KINDS:
             self._before = kind, self._balances.get(kind, _MOST_SAVED), self._num_vain.get(kind, 0)
             balance = self._balances.get(kind, _MOST_SAVED) + saved - spent
-            self._balances[kind] = max(-_LEAST_LOSS * _MOST_SKIPPED, min(_MOST_SAVED, balance))
             is_vain = saved <= 0.0 and spent > _LEAST_LOSS
             self._num_vain[kind] = self._num_vain.get(kind, 0) + 1 if is_vain else 0
+            self._balances[kind] = max(-self._share(kind) * _MOST_SKIPPED, min(_MOST_SAVED, balance))
 
     def take_back(self) -> None:
         """Forget the ask that was counted last: what it took says nothing of those to come."""

@@ -225,13 +225,15 @@ class Drafting:
 
     def _weigh(self, sequences: Items[Sequence], spent: float, decision: Decision) -> None:
         """Learn whether asking pays for its time, but for passes of a draft, which are for the ledgers."""
+        if any(sequence.request.speculation.forced for sequence in sequences):  # a proof, whatever it costs
+            return
         self._weighed = self._kind(sequences)
         self._worth.observe(self._weighed, saved=1.0 - 1.0 / decision.gain, spent=spent)
         self._sleep(sequences, self._worth.num_to_rest(self._weighed))
 
     def _sleep(self, sequences: Items[Sequence], num_steps: int) -> None:
-        """Sleep through the next steps, but not where drafts are forced, nor before what was read is paid for."""
-        wakeful = bool(self._left_s) or any(s.unpaid_s or s.request.speculation.forced for s in sequences)
+        """Sleep through the next steps, but not before what was read is paid for."""
+        wakeful = bool(self._left_s) or any(sequence.unpaid_s for sequence in sequences)
         self._num_asleep = 0 if wakeful else min(num_steps, _MOST_ASLEEP)
 
     def forget_asking(self) -> None:

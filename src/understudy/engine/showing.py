@@ -115,7 +115,9 @@ class Showing:
             return False
         if not any(self._sees(drafter, sequence, switches) for drafter in self._drafters):
             return False
-        is_new = not sequence.num_shown and not sequence.num_generated
+        # once: where passes begin ahead, a text is new for two of them
+        is_new = not sequence.is_met and not sequence.num_shown and not sequence.num_generated
+        sequence.is_met = True
         sequence.is_hidden = is_new and (self._rests(sequence, num_texts) or self._passes_by(sequence))
         return not sequence.is_hidden
 
@@ -174,8 +176,8 @@ class Showing:
             self._num_idle[kind] = num_idle % (_IDLE_STEPS + _REST_STEPS)
 
     def stop(self, sequence: Sequence) -> None:
-        """Count a text that ended."""
-        if self._drafters and sequence.num_shown and not sequence.is_hidden and self._num_texts <= _FEW_TEXTS:
+        """Count a text that ended; one for which nobody was even weighed says nothing."""
+        if self._drafters and sequence.is_weighed and not sequence.is_hidden and self._num_texts <= _FEW_TEXTS:
             line = self._classes.known_line(sequence.line)
             self._num_vain[line] = self._num_vain.get(line, 0) + 1
 
