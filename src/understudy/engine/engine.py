@@ -333,7 +333,7 @@ class Engine:
 
     def _observe(self, underway: Underway, verdicts: Items[Verdict]) -> None:
         """Learn how good the guesses were and what they cost, unless that was no usual step."""
-        is_disturbed = self._disturbance.leaves_out(self._landed_s)
+        is_disturbed = self._disturbance.leaves_out(self._landed_s, self.cost.step_s(underway.load))
         if is_disturbed:
             self._drafting.forget_asking()
         is_learned_from = bool(self._drafting.names) and not self._drafting.is_asleep

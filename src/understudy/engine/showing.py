@@ -176,8 +176,9 @@ class Showing:
             self._num_idle[kind] = num_idle % (_IDLE_STEPS + _REST_STEPS)
 
     def stop(self, sequence: Sequence) -> None:
-        """Count a text that ended; one for which nobody was even weighed says nothing."""
-        if self._drafters and sequence.is_weighed and not sequence.is_hidden and self._num_texts <= _FEW_TEXTS:
+        """Count a text that ended; one for which nobody was even weighed says nothing, nor one that insists."""
+        was_in_vain = sequence.is_weighed and not sequence.is_hidden and not self._insists(sequence)
+        if self._drafters and was_in_vain and self._num_texts <= _FEW_TEXTS:
             line = self._classes.known_line(sequence.line)
             self._num_vain[line] = self._num_vain.get(line, 0) + 1
 
