@@ -205,6 +205,12 @@ def test_where_nothing_is_bought_for_texts_of_a_line_three_of_four_begin_hidden(
     hall.recorder.check(llama, may_skip=False)
 
 
+def test_where_states_stay_on_a_device_few_texts_are_all_shown(llama: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    hall = Hall(llama, monkeypatch, Recorder(1))
+    monkeypatch.setattr(hall.engine._drafting.showing, "_is_free", True)
+    assert all(hall.shown(ask(0, length=9))[0] for _ in range(6))
+
+
 def test_texts_for_which_nobody_was_weighed_say_nothing(llama: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     hall = Hall(llama, monkeypatch, Recorder(1))
     monkeypatch.setattr(hall.engine._drafting._worth, "num_resting", lambda kind, num_slept=0: 2)

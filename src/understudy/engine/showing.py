@@ -7,7 +7,8 @@ cache), or while a drafter had no say, are left out and stay so; a drafter is to
 the states stay where they are, and the drafter is told which rows of a pass it may read.
 
 Where no drafter asks for them, nothing is copied, and showing takes time, too: a percent of a short step. So where no
-guess was bought for the last texts of a line, three of four that follow begin hidden, and stay so until one is bought.
+guess was bought for the last texts of a line, three of four that follow begin hidden, and stay so until one is bought;
+not on a device, where states stay where they are.
 To show the words of many texts takes the host longer than some steps last, so where many are served and no guess was
 bought for a class for long, its texts begin hidden as well, and stay so while many are served.
 """
@@ -102,6 +103,8 @@ class Showing:
         self._num_vain: dict[Line, int] = {}  # texts that ended among few since a guess was bought for one
         self._num_hidden: dict[Line, int] = {}  # texts since one was shown, where that is in vain
         self._num_texts = 0  # of the last step
+        self._is_free = any(getattr(drafter, "reads_on_device", False) for drafter in self._drafters)
+        """Whether states stay where they are: among few texts there is nothing to save."""
 
     def wants(self, shares: Items[Share], switches: Switches) -> list[bool]:
         """Whether anybody would look at each sequence's rows."""
@@ -128,7 +131,7 @@ class Showing:
 
     def _passes_by(self, sequence: Sequence) -> bool:
         """Whether a new text is one of those that are not even looked at."""
-        if not self._is_idle(sequence):
+        if self._is_free or not self._is_idle(sequence):
             return False
         line = self._classes.known_line(sequence.line)
         self._num_hidden[line] = (self._num_hidden.get(line, 0) + 1) % _SHOWN_EVERY
