@@ -27,6 +27,7 @@ _SOURCES = (
     "kernels/cpu_ops.py",
     "kernels/cpu_linear.py",
     "kernels/cpu_int8.py",
+    "kernels/cpu_layer.py",
     "kernels/cpu_drafts.py",
     "sampling/noise.py",
     "sampling/contenders.py",

@@ -48,6 +48,18 @@ def test_loss_switches_off_and_the_first_look_waits() -> None:
     assert steps_until_asked(breaker) == 24
 
 
+def test_who_had_the_words_that_another_was_credited_for_stays_on() -> None:
+    """Where a free drafter has the same words, one that costs time seems to lose it; it is not worse for that."""
+    breaker = Breaker(Line("code", 0), "block")
+    for _ in range(200):
+        tally = cycle(right=4, rows=0, asking_s=0.3)
+        tally.num_shared, tally.shared_s = 4, 4.0
+        assert not breaker.observe(tally)
+    assert breaker.state == "on"
+    alone = Breaker(Line("code", 0), "block")
+    assert until_it_changes(alone, cycle(right=4, rows=0, asking_s=0.3)) < 20, "nobody said any of its words"
+
+
 def test_under_forty_percent_without_a_gain_is_off() -> None:
     breaker = Breaker(Line("chat", 0), "ngram")
     until_it_changes(breaker, cycle(right=0, rows=0))

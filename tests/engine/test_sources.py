@@ -12,9 +12,12 @@ from tests.engine.engines import new_engine, run_alone, steps, tiny_target
 from tests.engine.scripted import Book
 from understudy import LLM, EngineConfig
 from understudy.assembly import Target
+from understudy.control.breaker import Tally
+from understudy.control.classes import Line
 from understudy.core.draft import Draft
 from understudy.core.request import Output, Request, SamplingParams, Speculation
 from understudy.drafters.base import Budget, Context, Drafter
+from understudy.engine.engine import Engine
 
 PROMPT = (5, 6, 7, 8)
 NUM_TOKENS = 24
@@ -51,11 +54,18 @@ def book(llama: Target) -> Book:
     return book
 
 
-def said(target: Target, book: Book, *kinds: type[scripted.Scripted]) -> list[Output]:
-    """The outputs of one request under these drafters."""
+def engine_with(target: Target, book: Book, *kinds: type[scripted.Scripted]) -> Engine:
     vocab_size = target.decoder.config.vocab_size
     drafters: list[Drafter] = [kind(book, random.Random(0), vocab_size) for kind in kinds]
-    engine = new_engine(target, drafters=drafters)
+    return new_engine(target, drafters=drafters)
+
+
+def said(target: Target, book: Book, *kinds: type[scripted.Scripted]) -> list[Output]:
+    """The outputs of one request under these drafters."""
+    return said_by(engine_with(target, book, *kinds))
+
+
+def said_by(engine: Engine) -> list[Output]:
     (sequence,) = engine.submit(
         Request(request_id="a", prompt_ids=PROMPT, sampling=SAMPLING, speculation=Speculation(forced=True))
     )
@@ -79,6 +89,22 @@ def test_the_last_token_of_a_cycle_is_the_target_s_own(llama: Target, book: Book
 def test_the_drafter_that_named_a_token_first_is_its_source(llama: Target, book: Book) -> None:
     _, *rest = said(llama, book, First, Third)
     assert {output.sources for output in rest[:-1]} == {("first", "third", "third", "")}
+
+
+def test_who_had_a_word_that_another_named_first_is_told_so(
+    llama: Target, book: Book, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A drafter is judged by the words that it had, whoever's row they came with."""
+    engine = engine_with(llama, book, First, Third)
+    shared = {"first": 0, "third": 0}
+
+    def count(line: Line, drafter: str, tally: Tally) -> None:
+        shared[drafter] += tally.num_shared
+
+    monkeypatch.setattr(engine._drafting.controller, "count", count)
+    sources = [source for output in said_by(engine) for source in output.sources]
+    assert shared == {"first": 0, "third": sources.count("first")}
+    assert shared["third"] > 0
 
 
 def test_a_completion_carries_them_all() -> None:

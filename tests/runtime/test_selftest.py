@@ -15,9 +15,8 @@ from understudy.config import EngineConfig
 from understudy.core.events import Event, Fallback
 from understudy.core.request import SamplingParams, Speculation
 from understudy.core.weights import WEIGHTS_ON, WeightType
-from understudy.kernels import cpu_attention
+from understudy.kernels import cpu_attention, cpu_layer
 from understudy.kernels.cpu import CpuKernels
-from understudy.kernels.cpu_int8 import Int8Linear
 from understudy.kernels.cpu_linear import Linear
 from understudy.llm import LLM
 
@@ -34,29 +33,29 @@ def loaded(folder: Path, weights: WeightType = "fp32") -> tuple[Target, list[Eve
     return load_target(folder, weights=weights, num_threads=1, emit=events.append), events
 
 
-def make_linear_uneven(patch: pytest.MonkeyPatch, kind: type = Linear, *, from_rows: int = 2) -> None:
-    call = kind.__call__
-    patch.setattr(kind, "__call__", lambda self, x: call(self, x) * np.float32(1 + 1e-6 * (len(x) >= from_rows)))
+def make_output_uneven(patch: pytest.MonkeyPatch) -> None:
+    call = Linear.__call__
+    patch.setattr(Linear, "__call__", lambda self, x: call(self, x) * np.float32(1 + 1e-6 * (len(x) >= 2)))
 
 
-def make_attention_uneven(patch: pytest.MonkeyPatch) -> None:
-    attend = cpu_attention.attend
+def make_layers_uneven(patch: pytest.MonkeyPatch, *, from_rows: int = 2) -> None:
+    compute = cpu_layer.behind_norm
 
-    def attend_unevenly(queries: Floats, *rest: Floats) -> None:
-        attend(queries, *rest)
-        rest[-1][:] *= np.float32(1 + 1e-6 * (len(queries) > 1))
+    def compute_unevenly(x: Floats, *rest: Any) -> None:
+        compute(x, *rest)
+        x *= np.float32(1 + 1e-6 * (len(x) >= from_rows))
 
-    patch.setattr(cpu_attention, "attend", attend_unevenly)
+    patch.setattr(cpu_layer, "behind_norm", compute_unevenly)
 
 
 def make_windows_uneven(patch: pytest.MonkeyPatch) -> None:
-    attend = cpu_attention.attend
+    compute, place = cpu_layer.behind_norm, 7
 
-    def attend_unevenly(queries: Floats, *rest: Any) -> None:
-        window = rest[-2] if rest[-2] == cpu_attention.NO_WINDOW else rest[-2] - (len(queries) > 1)
-        attend(queries, *rest[:-2], window, rest[-1])
+    def compute_unevenly(x: Floats, *rest: Any) -> None:
+        window = rest[place] if rest[place] == cpu_attention.NO_WINDOW else rest[place] - (len(x) > 1)
+        compute(x, *rest[:place], window, *rest[place + 1 :])
 
-    patch.setattr(cpu_attention, "attend", attend_unevenly)
+    patch.setattr(cpu_layer, "behind_norm", compute_unevenly)
 
 
 @pytest.mark.parametrize("window", [5, 40, 500])
@@ -76,7 +75,7 @@ def test_a_sound_machine_passes(folder: Path, weights: WeightType) -> None:
 
 def test_layers_that_are_uneven_with_many_rows_are_found_where_many_are_computed_otherwise(folder: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        make_linear_uneven(patch, Linear, from_rows=64)
+        make_layers_uneven(patch, from_rows=64)
         assert loaded(folder)[0].is_row_invariant, "few rows show nothing"
         patch.setattr(CpuKernels, "sizes_apart", (48, 96))
         assert not loaded(folder)[0].is_row_invariant
@@ -87,11 +86,11 @@ def test_layers_that_are_uneven_with_many_rows_are_found_where_many_are_computed
 
 def test_uneven_layers_of_8_bits_are_found(folder: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        make_linear_uneven(patch, Int8Linear)
+        make_layers_uneven(patch)
         assert not loaded(folder, "int8")[0].is_row_invariant
 
 
-@pytest.mark.parametrize("spoil", [make_linear_uneven, make_attention_uneven])
+@pytest.mark.parametrize("spoil", [make_output_uneven, make_layers_uneven])
 def test_an_uneven_machine_computes_row_by_row_without_drafts(folder: Path, spoil: object) -> None:
     with pytest.MonkeyPatch.context() as patch:
         spoil(patch)  # type: ignore[operator]

@@ -12,7 +12,9 @@ PROBING -> ON     the cycles gained time, or at least 45 % were right and none w
 PROBING -> OFF    they did not; if they lost time, it rests twice as long as before
 
 Acceptance is that of the first START_DEPTH words of every proposal, bought or not, as far as the words that were said
-reach. Time is measured: what its rows and its asking took, against plain steps saved by its accepted words.
+reach. Time is measured: what its rows and its asking took, against plain steps saved by its accepted words. A word
+that another drafter had as well, and whose row was that one's, counts as if it had been its own: whether to ask
+somebody for what others offer free is for a plan to say, step by step, and not for what switches off a class.
 """
 
 from __future__ import annotations
@@ -52,12 +54,16 @@ class Tally:
     """Rows of it that were verified."""
     num_saved: int = 0
     """Words of it that were verified and said."""
+    num_shared: int = 0
+    """Words that it had, too, and that were verified and said as another's: it is no worse for not being alone."""
     num_scouts: int = 0
     """Rows that it learned from."""
     cost_s: float = 0.0
     saved_s: float = 0.0
+    shared_s: float = 0.0
     plain_s: float = 0.0
-    """In measured time: what it took, what it saved, and the plain time that its texts stand for."""
+    """In measured time: what it took, what it saved, by itself or as others did, and the plain time that its texts
+    stand for."""
 
     def add(self, other: Tally) -> None:
         """Count another text's."""
@@ -65,6 +71,7 @@ class Tally:
         self.accepted += other.accepted
         self.num_rows += other.num_rows
         self.num_saved += other.num_saved
+        self.num_shared += other.num_shared
         self.num_scouts += other.num_scouts
 
 
@@ -84,7 +91,7 @@ class _Recent:
         self.cycles = self.cycles * _MEMORY + 1.0
         self.drafted = self.drafted * _MEMORY + tally.drafted
         self.accepted = self.accepted * _MEMORY + tally.accepted
-        gained_s = tally.saved_s - tally.cost_s
+        gained_s = tally.saved_s + tally.shared_s - tally.cost_s
         self.gained_s = self.gained_s * _MEMORY + gained_s
         self.squares = self.squares * _MEMORY + gained_s**2
         self.plain_s = self.plain_s * _MEMORY + tally.plain_s

@@ -202,6 +202,7 @@ class Controller:
             rows_s = excess_s * (tally.num_rows + tally.num_scouts) / num_rows if num_rows else 0.0
             tally.cost_s = rows_s + drafting_s.get(drafter, {}).get(line, 0.0)
             tally.saved_s = plain_s * tally.num_saved / num_texts
+            tally.shared_s = plain_s * tally.num_shared / num_texts
             tally.plain_s = plain_s * texts.get(line, 0) / num_texts
             debts[name] = debts.get(name, 0.0) + rows_s - tally.saved_s
             saved[name] = saved.get(name, 0.0) + tally.saved_s

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from understudy.core.draft import Draft
 from understudy.drafters.base import Budget, Context
-from understudy.drafters.packed import Body, PackedFusion, PackedLayer, stacked_norms
+from understudy.drafters.packed import Body, PackedFusion, stacked_norms
 from understudy.drafters.pages import Pages
 from understudy.drafters.seen import PLAIN, WIDTH, SeeingDrafter, Text
 from understudy.drafters.tree import Child, Growth, Shape
@@ -45,9 +45,8 @@ class BlockDrafter(SeeingDrafter):
         self._fusion = PackedFusion.pack(head.fusion, body)
         self._context_norm = stacked_norms(head.context_norm)
         self._layers = [
-            PackedLayer.pack(body, one.attention, one.feed_forward, one.feed_forward_norm) for one in layers
+            body.layer(one.attention, one.feed_forward, one.feed_forward_norm, one.attention_norm) for one in layers
         ]
-        self._attention_norms = [body.numbers(layer.attention_norm.weight) for layer in layers]
         # keys and values of all layers in one: they are made of the same context
         self._injected = body.linear(*(part for one in layers for part in (one.attention.k, one.attention.v)))
         self._output_norm = body.numbers(head.output_norm.weight)
@@ -134,7 +133,7 @@ class BlockDrafter(SeeingDrafter):
         blocks[:] = self._masks
         blocks[:, 0] += self._body.embedding[[context.tokens[-1] for context in contexts]]
         for place, layer in enumerate(self._layers):
-            layer.compute(step, step.norm(self._attention_norms[place]), self._body, layer=place)
+            step.layer(layer, place, self._body.turns)
         return step.norm(self._output_norm)[: num_texts * num_rows].reshape(num_texts, num_rows, hidden)
 
     def _rows(self, texts: Sequence[Text], contexts: Sequence[Context]) -> Rows:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from understudy.core.draft import ROOT, Draft
 from understudy.drafters.base import Budget, Context
-from understudy.drafters.packed import Body, PackedFusion, PackedLayer, stacked_norms
+from understudy.drafters.packed import Body, PackedFusion, stacked_norms
 from understudy.drafters.pages import Pages
 from understudy.drafters.seen import PLAIN, WIDTH, SeeingDrafter, Text
 from understudy.drafters.tree import Growth, Shape
@@ -101,7 +101,7 @@ class EagleDrafter(SeeingDrafter):
         super().__init__(body, feature_layers=head.spec.feature_layers, shape=shape)
         self._fusion = PackedFusion.pack(head.fusion, body)
         self._input_norms = stacked_norms(head.embedding_norm, head.state_norm)
-        self._layer = PackedLayer.pack(body, head.attention, head.feed_forward, head.feed_forward_norm)
+        self._layer = body.layer(head.attention, head.feed_forward, head.feed_forward_norm)
         self._keys_values = body.linear(head.attention.k, head.attention.v)
         self._output_norm = body.numbers(head.output_norm.weight)
         self._pages = Pages(body.kernels, body.config, num_layers=1)
@@ -208,7 +208,7 @@ class EagleDrafter(SeeingDrafter):
         rows, fed = batch.rows(tables), np.stack(batch.fed)
         step = self._body.start(rows, self._pages)
         step.stream[: len(fed)] = fed
-        self._layer.compute(step, self._inputs(fed, rows.token_ids), self._body, layer=0)
+        step.behind_norm(self._inputs(fed, rows.token_ids), self._layer, 0, self._body.turns)
         normed = step.norm(self._output_norm)
         return step.stream, self._body.logits(normed, len(fed))
 

@@ -21,7 +21,7 @@ from understudy.drafters.pages import Pages
 from understudy.drafters.tree import LEAST_WEIGHT, Child, Growth, Guesses, children
 from understudy.kernels import cpu_attention, cpu_drafts
 from understudy.kernels.cpu import CpuKernels, CpuPass, PackedLinear
-from understudy.kernels.interface import BodyShape
+from understudy.kernels.interface import BodyShape, LayerWeights
 from understudy.kernels.rows import Rows
 from understudy.kernels.simd import LANES
 from understudy.models.decoder import Decoder
@@ -33,6 +33,7 @@ Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
 Ints64 = NDArray[np.int64]
 
+_NO_NORM = np.empty(0, np.float32)
 FEW_ROWS = 8
 """What one text asks for at once, about."""
 
@@ -53,7 +54,8 @@ class Body:
         """[vocabulary] the target's id -> place, or -1"""
         self.is_few_alone = False
         """Whether one thread computes few rows by itself."""
-        self._turns = decoder.rotary
+        self.turns = decoder.rotary
+        """Cos and sin of every position."""
         self._output = kernels.linear(torch.from_numpy(output_rows(decoder, self.ids)), weights=weights)
         self._shape = BodyShape(
             hidden_size=config.hidden_size,
@@ -89,15 +91,27 @@ class Body:
         padded, num_threads = self.kernels.padded_rows(num_rows), self.take_threads(num_rows)
         return CpuPass(rows, pages.cache, self._shape, num_padded=padded, num_threads=num_threads)
 
-    def attend(self, step: CpuPass, qkv: Floats, *, layer: int) -> Floats:
-        """Write keys and values, and let each row attend to what it sees."""
-        cos, sin = self._turns
-        return step.attend(qkv, layer=layer, cos=cos, sin=sin, head_norms=None, window=None)
+    def layer(
+        self,
+        attention: Attention,
+        feed_forward: GatedFeedForward,
+        feed_forward_norm: RmsNorm,
+        attention_norm: RmsNorm | None = None,
+    ) -> LayerWeights:
+        """Pack a network's layer; one whose inputs are made otherwise has no first norm."""
+        return LayerWeights(
+            attention_norm=_NO_NORM if attention_norm is None else self.numbers(attention_norm.weight),
+            qkv=self.linear(attention.q, attention.k, attention.v),
+            attention_out=self.linear(attention.o),
+            feed_forward_norm=self.numbers(feed_forward_norm.weight),
+            gate_up=self.linear(feed_forward.gate, feed_forward.up),
+            down=self.linear(feed_forward.down),
+        )
 
     def inject(self, keys_values: Floats, pages: Pages, *, positions: Ints, slots: Ints, layer: int) -> None:
         """Write keys and values of rows that ask nothing themselves: [rows, 2 * kv_heads * dim]."""
         no_queries = np.empty((len(slots), 0, self.config.head_dim), np.float32)
-        cache, (cos, sin) = pages.cache, self._turns
+        cache, (cos, sin) = pages.cache, self.turns
         cpu_attention.rotate_and_store(
             keys_values, cos, sin, positions, slots, cache.keys[layer], cache.values[layer], no_queries
         )
@@ -164,35 +178,6 @@ class PackedFusion:
     def __call__(self, features: Floats, body: Body) -> Floats:
         """Features [rows, layers, hidden] -> states [rows or more, hidden]."""
         return self.linear(body.norm_each(features, self.norms))
-
-
-@dataclass(frozen=True, slots=True)
-class PackedLayer:
-    """A decoder layer behind its first norm."""
-
-    qkv: PackedLinear
-    attention_out: PackedLinear
-    feed_forward_norm: Floats
-    gate_up: PackedLinear
-    down: PackedLinear
-
-    @classmethod
-    def pack(
-        cls, body: Body, attention: Attention, feed_forward: GatedFeedForward, feed_forward_norm: RmsNorm
-    ) -> PackedLayer:
-        """Take the weights of a network's layer."""
-        return cls(
-            qkv=body.linear(attention.q, attention.k, attention.v),
-            attention_out=body.linear(attention.o),
-            feed_forward_norm=body.numbers(feed_forward_norm.weight),
-            gate_up=body.linear(feed_forward.gate, feed_forward.up),
-            down=body.linear(feed_forward.down),
-        )
-
-    def compute(self, step: CpuPass, x: Floats, body: Body, *, layer: int) -> None:
-        """Add attention from inputs x, then the feed-forward, to the residual stream of a pass."""
-        step.add(self.attention_out(body.attend(step, self.qkv(x), layer=layer)))
-        step.add(self.down(step.gate(self.gate_up, step.norm(self.feed_forward_norm))))
 
 
 def stacked_norms(*norms: torch.nn.Module) -> Floats:

@@ -268,13 +268,16 @@ class Drafting:
         """Learn from what the target said where something had been proposed; `path` are the accepted nodes."""
         request = sequence.request
         drafted = accepted = 0
+        own = [proposal.bought.sources[node] for node in path]
         for draft in proposal.spelled():
             if len(draft) and words:
                 matched = self.stats.observe(
                     request.workload_class, draft, words, temperature=request.sampling.temperature
                 )
                 tally = Tally(min(draft.depth, len(words), START_DEPTH, matched + 1), min(matched, START_DEPTH))
-                self.controller.count(sequence.line, draft.sources[0], tally)
+                source = draft.sources[0]
+                tally.num_shared = sum(other != source for other in own[:matched])
+                self.controller.count(sequence.line, source, tally)
                 drafted, accepted = drafted + tally.drafted, accepted + tally.accepted
         if len(proposal.bought):
             for source, tally in _bought(proposal.bought, path).items():

@@ -14,16 +14,19 @@ from torch import Tensor
 
 from understudy.core.weights import WeightType
 from understudy.errors import CapacityError
-from understudy.kernels import cpu_attention, cpu_ops
+from understudy.kernels import cpu_attention, cpu_layer, cpu_ops
 from understudy.kernels.cpu_int8 import Int8Linear
 from understudy.kernels.cpu_linear import ROWS, Linear
 from understudy.kernels.host_passes import HostPasses
-from understudy.kernels.interface import BodyShape, Compute
+from understudy.kernels.interface import BodyShape, Compute, FeatureBuffer, LayerWeights
 from understudy.kernels.rows import Ints, Rows
 from understudy.kernels.simd import LANES
 
 Floats = NDArray[np.float32]
 PackedLinear = Linear | Int8Linear
+
+_NO_NORMS = np.empty((0, 0), np.float32)
+"""Of heads that are not normed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +47,6 @@ class Cache:
         """Copy slots to other slots, in order, in every layer."""
         if sources.size:
             cpu_attention.copy_slots(self.keys, self.values, sources, targets)
-
-
-_MANY_ROWS = 8
-"""From here on it pays to wake all threads for a gate."""
 
 
 class CpuKernels:
@@ -128,17 +127,21 @@ class CpuPass:
     def __init__(self, rows: Rows, cache: Cache, shape: BodyShape, *, num_padded: int, num_threads: int) -> None:
         """Rows beyond those given, up to `num_padded`, are padding: computed and never read."""
         self._rows = rows
+        self._places = rows[1:-1]  # as `cpu_layer` takes them
         self._cache = cache
         self._num_threads = num_threads
-        self._eps = shape.rms_norm_eps
-        num_rows = len(rows.token_ids)
+        self._eps = np.float32(shape.rms_norm_eps)
+        num_heads, dim = shape.num_heads, shape.head_dim
         self._x = np.zeros((num_padded, shape.hidden_size), np.float32)
-        self._delta = np.zeros_like(self._x)
         self._normed = np.empty_like(self._x)
-        self._queries = np.empty((num_rows, shape.num_heads, shape.head_dim), np.float32)
-        self._attended = np.zeros((num_padded, shape.num_heads * shape.head_dim), np.float32)
-        self._attended_heads = self._attended[:num_rows].reshape(self._queries.shape)
-        self._activated = np.empty((num_padded, shape.intermediate_size), np.float32)
+        self._buffers = (
+            np.empty((num_padded, (num_heads + 2 * cache.keys.shape[2]) * dim), np.float32),
+            np.empty((len(rows.token_ids), num_heads, dim), np.float32),
+            np.zeros((num_padded, num_heads * dim), np.float32),
+            np.empty_like(self._x),
+            np.empty((num_padded, -(-2 * shape.intermediate_size // LANES) * LANES), np.float32),
+            np.empty((num_padded, shape.intermediate_size), np.float32),
+        )
 
     @property
     def stream(self) -> Floats:
@@ -149,35 +152,28 @@ class CpuPass:
         """Begin the residual stream with the rows' lines of a table."""
         self._x[: len(self._rows.token_ids)] = table[self._rows.token_ids]
 
-    def norm(self, weight: Floats) -> Floats:
-        """x += delta; returns rms_norm(x) * weight, [rows, features]."""
-        cpu_ops.add_rms_norm(self._x, self._delta, weight, np.float32(self._eps), self._normed)
-        return self._normed
+    def layer(
+        self, weights: LayerWeights, index: int, turns: tuple[Floats, Floats], shown: FeatureBuffer | None = None
+    ) -> None:
+        """Attention and feed-forward."""
+        if shown is not None:
+            shown.take(index, self._x)
+        self.behind_norm(self.norm(weights.attention_norm), weights, index, turns)
 
-    def attend(
-        self, qkv: Floats, *, layer: int, cos: Floats, sin: Floats, head_norms: Floats | None, window: int | None
-    ) -> Floats:
-        """Write the rows' keys and values, then let each row attend, to the last `window` positions if there is one."""
-        rows, keys, values = self._rows, self._cache.keys[layer], self._cache.values[layer]
-        if head_norms is not None:
-            cpu_attention.norm_heads(qkv[: len(rows.token_ids)], head_norms, np.float32(self._eps))
-        cpu_attention.rotate_and_store(qkv, cos, sin, rows.positions, rows.slots, keys, values, self._queries)
-        cpu_attention.attend(
-            self._queries, keys, values, rows.tables, rows.group_starts, rows.group_tables,
-            rows.prefix_lens, rows.tail_starts, rows.tail_slots, self._num_threads,
-            cpu_attention.NO_WINDOW if window is None else window, self._attended_heads,
+    def behind_norm(self, inputs: Floats, weights: LayerWeights, index: int, turns: tuple[Floats, Floats]) -> None:
+        """A layer whose first norm made `inputs`, for drafts that make them otherwise."""
+        head_norms = _NO_NORMS if weights.head_norms is None else weights.head_norms
+        cpu_layer.behind_norm(
+            self._x, inputs, (weights.feed_forward_norm, head_norms), weights.packed, turns, self._places,
+            (self._cache.keys, self._cache.values), index,
+            cpu_attention.NO_WINDOW if weights.window is None else weights.window,
+            self._num_threads, self._eps, self._buffers,
         )  # fmt: skip
-        return self._attended
 
-    def gate(self, gate_up: PackedLinear, x: Floats) -> Floats:
-        """Silu(gate) * up of x, [rows, features]."""
-        gated = cpu_ops.gated_by_threads if len(x) >= _MANY_ROWS else cpu_ops.gated
-        gated(gate_up(x), self._activated)
-        return self._activated
-
-    def add(self, delta: Floats) -> None:
-        """Delta [rows, features] is added to the residual stream by the next norm."""
-        self._delta = delta
+    def norm(self, weight: Floats) -> Floats:
+        """rms_norm(x) * weight, [rows, features]."""
+        cpu_ops.rms_norm(self._x, weight, self._eps, self._normed)
+        return self._normed
 
 
 def _lazy_zeros(shape: tuple[int, ...]) -> Floats:

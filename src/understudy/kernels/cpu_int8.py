@@ -103,6 +103,11 @@ class Int8Linear:
         return cls(panels.reshape(-1), scales.reshape(-1), start, num_outputs, num_inputs)
 
     @property
+    def packed(self) -> tuple[Bytes, Floats, Floats]:
+        """What `linear` reads."""
+        return self.panels, self.scales, self.bias
+
+    @property
     def num_bytes(self) -> int:
         """Memory that it takes."""
         return self.panels.nbytes + self.scales.nbytes + self.bias.nbytes
@@ -110,11 +115,8 @@ class Int8Linear:
     def __call__(self, x: Floats) -> Floats:
         """x [rows, inputs] -> [rows, outputs]; one row, or a multiple of ROWS."""
         assert x.shape[0] == 1 or x.shape[0] % ROWS == 0
-        missing = -self.num_inputs % BLOCK
-        if missing:
-            x = np.pad(x, ((0, 0), (0, missing)))
         out = np.empty((x.shape[0], len(self.bias)), np.float32)
-        _linear(x, self.panels, self.scales, self.bias, out)
+        linear(x, *self.packed, out)
         return out if len(self.bias) == self.num_outputs else out[:, : self.num_outputs]
 
 
@@ -142,12 +144,14 @@ def _pack(weight: Floats, panels: Bytes, scales: Floats) -> None:
 
 
 @jit_exact_parallel
-def _linear(x: Floats, panels: Bytes, scales: Floats, bias: Floats, out: Floats) -> None:
-    """Compute x [rows, inputs] -> out [rows, outputs], panel by panel; inputs are whole blocks.
+def linear(x: Floats, panels: Bytes, scales: Floats, bias: Floats, out: Floats) -> None:
+    """Compute x [rows, inputs] -> out [rows, outputs], panel by panel; inputs are filled up to whole blocks.
 
     The rows that share a weight in a register, one or ROWS, lie interleaved as [tile, block, row of the tile, BLOCK],
     so that one address leads to all of them. More rows at once gain nothing: the multipliers are busy with four.
     """
+    if x.shape[1] % BLOCK:
+        x = _filled_up(x)
     num_rows, num_inputs = x.shape
     num_outputs = out.shape[1]
     num_blocks = num_inputs // BLOCK
@@ -173,6 +177,14 @@ def _linear(x: Floats, panels: Bytes, scales: Floats, bias: Floats, out: Floats)
                     row * num_blocks, q, steps, starts, panels, weights, num_blocks, scale, begin, flat_out,
                     row * num_outputs + first, num_outputs,
                 )  # fmt: skip
+
+
+@jit_exact
+def _filled_up(x: Floats) -> Floats:
+    """X [rows, inputs] with zeros behind, up to whole blocks."""
+    whole = np.zeros((x.shape[0], (x.shape[1] + BLOCK - 1) // BLOCK * BLOCK), f32)
+    whole[:, : x.shape[1]] = x
+    return whole
 
 
 @jit_exact

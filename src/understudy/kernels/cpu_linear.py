@@ -6,7 +6,9 @@ That is all the arithmetic there is, whatever the number of rows, so rows cannot
 number of rows does change is how many of them share a weight while it is in a register: one, four or eight.
 
 Weights lie in panels of 16 outputs, [panel, input, output], and a panel is read from memory once for all rows. Up to
-about eight rows the time is that of reading the weights, which is why a drafted row costs next to nothing.
+about eight rows the time is that of reading the weights, which is why a drafted row costs next to nothing. One row and
+four are multiplied with two panels side by side: a single sum's next addition would else wait for its last, and four
+rows' inputs be fetched twice as often.
 
 A file that was quantised to 8 bits (GGUF's Q8_0) becomes weights of four bytes that know no more than the one byte they
 came from. Where every weight is a byte times the step of its block, to the last bit, bytes and steps are what is kept,
@@ -35,7 +37,7 @@ f32 = np.float32
 ROWS = 4
 """Row counts above one are padded to a multiple of this."""
 
-_EIGHT_FIT = has_wide_registers()
+_MANY_FIT = has_wide_registers()
 """Eight sums of 16 floats stay in registers; with AVX2 they would spill and take 2.5 times as long as twice four."""
 
 _AHEAD_BYTES = 16 * 1024
@@ -76,6 +78,11 @@ class Linear:
         return cls(whole, np.empty(0, np.float32), start, num_outputs)
 
     @property
+    def packed(self) -> tuple[Panels, Floats, Floats]:
+        """What `linear` reads."""
+        return self.panels, self.steps, self.bias
+
+    @property
     def num_bytes(self) -> int:
         """Memory that it takes."""
         return self.panels.nbytes + self.steps.nbytes + self.bias.nbytes
@@ -84,7 +91,7 @@ class Linear:
         """x [rows, inputs] -> [rows, outputs]; one row, or a multiple of ROWS."""
         assert x.shape[0] == 1 or x.shape[0] % ROWS == 0
         out = np.empty((x.shape[0], len(self.bias)), np.float32)
-        _linear(x, self.panels, self.steps, self.bias, out)
+        linear(x, *self.packed, out)
         return out if len(self.bias) == self.num_outputs else out[:, : self.num_outputs]
 
 
@@ -132,21 +139,30 @@ def _write_bytes(weight: Floats, panels: SignedBytes, steps: Floats) -> bool:
 
 
 @jit_exact_parallel
-def _linear(x: Floats, panels: Panels, steps: Floats, bias: Floats, out: Floats) -> None:
-    """Compute x [rows, inputs] -> out [rows, outputs], panel by panel."""
+def linear(x: Floats, panels: Panels, steps: Floats, bias: Floats, out: Floats) -> None:
+    """Compute x [rows, inputs] -> out [rows, outputs], two panels at a time where their sums fit into registers."""
     num_rows, num_inputs = x.shape
     num_outputs = out.shape[1]
     flat_x, flat_out = x.reshape(-1), out.reshape(-1)
-    for panel in numba.prange(num_outputs // LANES):
-        row = 0
-        while _EIGHT_FIT and row + 8 <= num_rows:
-            _eight_rows(flat_x, row, panels, steps, panel, bias, flat_out, num_inputs, num_outputs)
-            row += 8
-        while row + 4 <= num_rows:
-            _four_rows(flat_x, row, panels, steps, panel, bias, flat_out, num_inputs, num_outputs)
-            row += 4
-        if row < num_rows:
-            _one_row(flat_x, panels, steps, panel, bias, flat_out, num_inputs)
+    num_panels = num_outputs // LANES
+    for pair in numba.prange((num_panels + 1) // 2):
+        first, last = 2 * pair, min(2 * pair + 2, num_panels)
+        are_two = _MANY_FIT and first + 2 == last
+        num_eights = num_rows // 8 if _MANY_FIT else 0
+        for panel in range(first, last):
+            for row in range(0, 8 * num_eights, 8):
+                _eight_rows(flat_x, row, panels, steps, panel, bias, flat_out, num_inputs, num_outputs)
+        for row in range(8 * num_eights, num_rows - 3, 4):
+            if are_two:
+                _four_rows_twice(flat_x, row, panels, steps, first, bias, flat_out, num_inputs, num_outputs)
+            else:
+                for panel in range(first, last):
+                    _four_rows(flat_x, row, panels, steps, panel, bias, flat_out, num_inputs, num_outputs)
+        if num_rows == 1 and are_two:
+            _one_row_twice(flat_x, panels, steps, first, bias, flat_out, num_inputs)
+        elif num_rows == 1:
+            for panel in range(first, last):
+                _one_row(flat_x, panels, steps, panel, bias, flat_out, num_inputs)
 
 
 @jit_exact
@@ -157,6 +173,20 @@ def _one_row(x: Floats, panels: Panels, steps: Floats, panel: int, bias: Floats,
     for k in range(n):
         s0 = fma(spread(x, k), load_weights(panels, weights + k * LANES, steps, step + k // BLOCK * LANES), s0)
     store(out, panel * LANES, s0)
+
+
+@jit_exact
+def _one_row_twice(x: Floats, panels: Panels, steps: Floats, panel: int, bias: Floats, out: Floats, n: int) -> None:
+    """As `_one_row`, for two panels that follow each other: one sum's next addition waits for its last."""
+    s0, t0 = load(bias, panel * LANES), load(bias, (panel + 1) * LANES)
+    weights, step = panel * n * LANES, panel * (n // BLOCK) * LANES
+    more, more_steps = weights + n * LANES, step + (n // BLOCK) * LANES
+    for k in range(n):
+        x0 = spread(x, k)
+        s0 = fma(x0, load_weights(panels, weights + k * LANES, steps, step + k // BLOCK * LANES), s0)
+        t0 = fma(x0, load_weights(panels, more + k * LANES, steps, more_steps + k // BLOCK * LANES), t0)
+    store(out, panel * LANES, s0)
+    store(out, (panel + 1) * LANES, t0)
 
 
 @jit_exact
@@ -180,6 +210,37 @@ def _four_rows(
     store(out, to + m, s1)
     store(out, to + 2 * m, s2)
     store(out, to + 3 * m, s3)
+
+
+@jit_exact
+def _four_rows_twice(
+    x: Floats, row: int, panels: Panels, steps: Floats, panel: int, bias: Floats, out: Floats, n: int, m: int
+) -> None:
+    """Rows row .. row + 3 times two panels that follow each other: an input is fetched once for both."""
+    s0, t0 = load(bias, panel * LANES), load(bias, (panel + 1) * LANES)
+    s1, s2, s3, t1, t2, t3 = s0, s0, s0, t0, t0, t0
+    weights, step = panel * n * LANES, panel * (n // BLOCK) * LANES
+    more, more_steps = weights + n * LANES, step + (n // BLOCK) * LANES
+    at = row * n
+    for k in range(n):
+        prefetch(panels, weights + k * LANES + _AHEAD_BYTES // panels.itemsize)
+        prefetch(panels, more + k * LANES + _AHEAD_BYTES // panels.itemsize)
+        left = load_weights(panels, weights + k * LANES, steps, step + k // BLOCK * LANES)
+        right = load_weights(panels, more + k * LANES, steps, more_steps + k // BLOCK * LANES)
+        x0, x1, x2, x3 = spread(x, at + k), spread(x, at + n + k), spread(x, at + 2 * n + k), spread(x, at + 3 * n + k)
+        s0, t0 = fma(x0, left, s0), fma(x0, right, t0)
+        s1, t1 = fma(x1, left, s1), fma(x1, right, t1)
+        s2, t2 = fma(x2, left, s2), fma(x2, right, t2)
+        s3, t3 = fma(x3, left, s3), fma(x3, right, t3)
+    to = row * m + panel * LANES
+    store(out, to, s0)
+    store(out, to + LANES, t0)
+    store(out, to + m, s1)
+    store(out, to + m + LANES, t1)
+    store(out, to + 2 * m, s2)
+    store(out, to + 2 * m + LANES, t2)
+    store(out, to + 3 * m, s3)
+    store(out, to + 3 * m + LANES, t3)
 
 
 @jit_exact

@@ -53,14 +53,22 @@ def exp(x: f32) -> f32:
 @jit_exact
 def add_rms_norm(x: Floats, delta: Floats, weight: Floats, eps: f32, out: Floats) -> None:
     """X += delta; out = x / rms(x) * weight. All [rows, features]; features are a multiple of LANES."""
+    flat_x, flat_delta, one = x.reshape(-1), delta.reshape(-1), splat(f32(1))
+    for i in range(0, flat_x.shape[0], LANES):
+        store(flat_x, i, fma(load(flat_x, i), one, load(flat_delta, i)))
+    rms_norm(x, weight, eps, out)
+
+
+@jit_exact
+def rms_norm(x: Floats, weight: Floats, eps: f32, out: Floats) -> None:
+    """Out = x / rms(x) * weight. Both [rows, features]; features are a multiple of LANES."""
     num_rows, num_features = x.shape
-    flat_x, flat_delta, flat_out = x.reshape(-1), delta.reshape(-1), out.reshape(-1)
-    lanes, one = np.empty(LANES, f32), splat(f32(1))
+    flat_x, flat_out = x.reshape(-1), out.reshape(-1)
+    lanes = np.empty(LANES, f32)
     for first in range(0, num_rows * num_features, num_features):
         partial = splat(f32(0))
         for i in range(first, first + num_features, LANES):
-            v = fma(load(flat_x, i), one, load(flat_delta, i))
-            store(flat_x, i, v)
+            v = load(flat_x, i)
             partial = fma(v, v, partial)
         store(lanes, 0, partial)
         total = f32(0)

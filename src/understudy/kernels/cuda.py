@@ -20,7 +20,7 @@ from understudy.kernels.cuda_graphs import Captured, Home, Places
 from understudy.kernels.cuda_linear import GatedLinear, Linear
 from understudy.kernels.cuda_passes import Compute, CudaPasses
 from understudy.kernels.cuda_rows import PAGE, PlacedRows, place_rows
-from understudy.kernels.interface import BodyShape
+from understudy.kernels.interface import BodyShape, FeatureBuffer, LayerWeights
 from understudy.kernels.rows import Ints, Rows
 
 Floats = NDArray[np.float32]
@@ -201,22 +201,24 @@ class CudaPass:
         """x += delta; returns rms_norm(x) * weight, [rows, features]."""
         return cuda_ops.add_rms_norm(self._x, self._delta, weight, self._shape.rms_norm_eps, dtype=self._dtype)
 
-    def attend(
-        self, qkv: Tensor, *, layer: int, cos: Tensor, sin: Tensor, head_norms: Tensor | None, window: int | None
-    ) -> Tensor:
+    def layer(
+        self, weights: LayerWeights, index: int, turns: tuple[Tensor, Tensor], shown: FeatureBuffer | None = None
+    ) -> None:
+        """Attention and feed-forward, what each linear layer returns being added by the norm behind it."""
+        normed = self.norm(weights.attention_norm)  # what the layer before has to add is in the stream from here on
+        if shown is not None and index in shown.layers:
+            shown.take(index, self._x)
+        self._delta = weights.attention_out(self._attend(weights.qkv(normed), weights, index, turns))
+        self._delta = weights.down(weights.gate_up(self.norm(weights.feed_forward_norm)))
+
+    def _attend(self, qkv: Tensor, weights: LayerWeights, index: int, turns: tuple[Tensor, Tensor]) -> Tensor:
         """Write the rows' keys and values, then let each row attend; qkv [parts, rows, all heads * dim]."""
-        keys, values = self._cache.keys[layer], self._cache.values[layer]
+        keys, values = self._cache.keys[index], self._cache.values[index]
         queries = cuda_ops.rotate_and_store(
-            qkv, self._rows, cos, sin, keys, values,
-            num_heads=self._shape.num_heads, head_norms=head_norms, eps=self._shape.rms_norm_eps,
+            qkv, self._rows, *turns, keys, values,
+            num_heads=self._shape.num_heads, head_norms=weights.head_norms, eps=self._shape.rms_norm_eps,
         )  # fmt: skip
-        attended = cuda_attention.attend(queries, keys, values, self._rows, counters=self._counters, window=window)
+        attended = cuda_attention.attend(
+            queries, keys, values, self._rows, counters=self._counters, window=weights.window
+        )
         return attended.flatten(1)
-
-    def gate(self, gate_up: GatedLinear, x: Tensor) -> Tensor:
-        """silu(gate) * up of x, [rows, features]."""
-        return gate_up(x)
-
-    def add(self, delta: Tensor) -> None:
-        """The parts of a linear layer are added to the residual stream by the next norm."""
-        self._delta = delta

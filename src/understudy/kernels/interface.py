@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,6 +79,37 @@ class PackedLinear(Protocol):
         """x [rows, inputs] -> y [rows, outputs], as the next call wants it."""
 
 
+@dataclass(frozen=True)
+class LayerWeights:
+    """The weights of one layer; q, k, v and gate, up are stacked, so that one pass reads both."""
+
+    attention_norm: Array
+    qkv: PackedLinear
+    attention_out: PackedLinear
+    feed_forward_norm: Array
+    gate_up: PackedLinear
+    down: PackedLinear
+    head_norms: Array | None = None
+    """[heads + kv_heads, head_dim] what the heads of q and k are normed with, where they are"""
+    window: int | None = None
+
+    @property
+    def linears(self) -> tuple[PackedLinear, ...]:
+        """In the order in which a pass comes by."""
+        return self.qkv, self.attention_out, self.gate_up, self.down
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of its weights."""
+        norms: int = self.attention_norm.nbytes + self.feed_forward_norm.nbytes
+        return norms + sum(linear.num_bytes for linear in self.linears)
+
+    @cached_property
+    def packed(self) -> tuple[Any, ...]:
+        """The linear layers as plain arrays, for kernels that compute a whole layer in one call."""
+        return tuple(cast(Any, linear).packed for linear in self.linears)
+
+
 class Cache(Protocol):
     """Keys and values of every layer."""
 
@@ -90,7 +122,7 @@ class Cache(Protocol):
 
 
 class Pass(Protocol):
-    """One pass of rows through the layers. It holds the residual stream and what a linear layer adds to it next."""
+    """One pass of rows through the layers. It holds the residual stream."""
 
     @property
     def stream(self) -> Array:
@@ -99,23 +131,16 @@ class Pass(Protocol):
     def embed(self, table: Array) -> None:
         """Begin the residual stream with the lines of a table [vocabulary, hidden]."""
 
-    def norm(self, weight: Array) -> Array:
-        """Add what is to be added to the residual stream, and return its norm [rows, hidden]."""
+    def layer(
+        self, weights: LayerWeights, index: int, turns: tuple[Array, Array], shown: FeatureBuffer | None = None
+    ) -> None:
+        """Compute a layer: attention, whose keys and values are written, and the feed-forward.
 
-    def attend(
-        self, qkv: Array, *, layer: int, cos: Array, sin: Array, head_norms: Array | None, window: int | None
-    ) -> Array:
-        """Write the rows' keys and values, then let each row attend, to the last `window` positions if there is one.
-
-        qkv as a linear layer returned it; head_norms [heads + kv_heads, dim] norms the heads first. The result is
-        [rows, heads * dim].
+        turns: cos and sin, [positions, head_dim / 2]. `shown` takes the residual stream that the layer is given.
         """
 
-    def gate(self, gate_up: Array, x: Array) -> Array:
-        """silu(gate x) * (up x) with what `gated_linear` packed: [rows, intermediate]."""
-
-    def add(self, delta: Array) -> None:
-        """What a linear layer returned is to be added to the residual stream."""
+    def norm(self, weight: Array) -> Array:
+        """Add what is to be added to the residual stream, and return its norm [rows, hidden]."""
 
 
 class Drawn(NamedTuple):

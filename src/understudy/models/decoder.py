@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import MutableMapping
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,34 +14,22 @@ from torch import Tensor
 
 from understudy.core.weights import WEIGHT_TYPES, WeightType
 from understudy.errors import ModelError
-from understudy.kernels.interface import NORMED, Array, BodyShape, Cache, FeatureBuffer, Kernels, PackedLinear, Passes
+from understudy.kernels.interface import (
+    NORMED,
+    Array,
+    BodyShape,
+    Cache,
+    FeatureBuffer,
+    Kernels,
+    LayerWeights,
+    PackedLinear,
+    Passes,
+)
 from understudy.kernels.rows import Rows
 from understudy.models.config import ModelConfig
 from understudy.models.rotary import rotary_tables
 
 Floats = NDArray[np.float32]
-
-
-@dataclass(frozen=True, slots=True)
-class _Layer:
-    """The weights of one layer; q, k, v and gate, up are stacked, so that one pass reads both."""
-
-    attention_norm: Array
-    qkv: PackedLinear
-    attention_out: PackedLinear
-    feed_forward_norm: Array
-    gate_up: PackedLinear
-    down: PackedLinear
-    head_norms: Array | None
-    """[heads + kv_heads, head_dim] what the heads of q and k are normed with, where they are"""
-    window: int | None
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory of its weights."""
-        packed = sum(linear.num_bytes for linear in (self.qkv, self.attention_out, self.gate_up, self.down))
-        norms: int = self.attention_norm.nbytes + self.feed_forward_norm.nbytes
-        return packed + norms
 
 
 class Decoder:
@@ -125,7 +113,7 @@ class Decoder:
         shorter._layers = self._layers[:count]
         return shorter
 
-    def _build_layer(self, tensors: MutableMapping[str, Tensor], index: int) -> _Layer:
+    def _build_layer(self, tensors: MutableMapping[str, Tensor], index: int) -> LayerWeights:
         prefix = f"model.layers.{index}."
 
         def stacked(*names: str) -> PackedLinear:
@@ -136,7 +124,7 @@ class Decoder:
 
         gate, up, down = (tensors.pop(f"{prefix}mlp.{name}_proj.weight").float() for name in ("gate", "up", "down"))
         numbers = self.kernels.numbers
-        return _Layer(
+        return LayerWeights(
             attention_norm=numbers(tensors.pop(prefix + "input_layernorm.weight")),
             qkv=stacked("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
             attention_out=stacked("self_attn.o_proj"),
@@ -189,15 +177,7 @@ class Decoder:
         step = self.kernels.start(rows, cache, self._shape)
         step.embed(self._embedding)
         for index, layer in enumerate(self._layers):
-            normed = step.norm(layer.attention_norm)  # what the layer before has to add is in the stream from here on
-            if shown is not None and index in shown.layers:
-                shown.take(index, step.stream)
-            qkv = layer.qkv(normed)
-            attended = step.attend(
-                qkv, layer=index, cos=self._cos, sin=self._sin, head_norms=layer.head_norms, window=layer.window
-            )
-            step.add(layer.attention_out(attended))
-            step.add(layer.down(step.gate(layer.gate_up, step.norm(layer.feed_forward_norm))))
+            step.layer(layer, index, self.rotary, shown)
         normed = step.norm(self._final_norm)
         if shown is not None:
             shown.take(len(self._layers), step.stream)
