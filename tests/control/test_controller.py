@@ -8,7 +8,7 @@ import pytest
 
 from understudy.control.breaker import Tally
 from understudy.control.classes import Line
-from understudy.control.controller import Controller
+from understudy.control.controller import PLANNING, Controller
 from understudy.control.cost import CostModel, Load
 from understudy.control.planning import AnswerLengths
 from understudy.control.stats import AcceptanceStats
@@ -145,6 +145,17 @@ def test_asking_that_is_dear_counts_even_where_nothing_is_proposed() -> None:
     breaker = scene.controller.explain().breakers[0]
     assert breaker.state == "off"
     assert "lost" in breaker.reason
+
+
+def test_finding_out_that_nobody_need_be_asked_is_owed_and_says_nothing_of_a_drafter() -> None:
+    scene = Scene()
+    for _ in range(20):
+        scene.step(right=4, rows=4)
+    before_s = scene.view("chat").debt_s
+    for _ in range(100):
+        scene.step(rows=0, drafter=PLANNING, asking_s=0.05)
+    assert scene.view("chat").debt_s == pytest.approx(before_s + 5.0), "it took its time"
+    assert [(breaker.drafter, breaker.state) for breaker in scene.controller.explain().breakers] == [("ngram", "on")]
 
 
 def test_policy_that_says_off_is_obeyed_until_a_probe_says_otherwise() -> None:

@@ -172,17 +172,40 @@ def test_what_was_learned_is_recalled_as_it_was() -> None:
 
 def test_a_class_that_nobody_knows_is_believed_to_be_like_the_others_at_its_temperature() -> None:
     stats = AcceptanceStats()
+    others = [f"class {number}" for number in range(8)]
     for _ in range(100):
-        stats.observe("chat", single(0.9, token=1), [1], temperature=0.0)
-        stats.observe("chat", single(0.9, token=0), [1], temperature=1.5)
-    assert stats.acceptance_at("code", "x", 1, temperature=0.0) > 0.9
-    assert stats.acceptance_at("code", "x", 1, temperature=1.5) < 0.1
+        for name in others:
+            stats.observe(name, single(0.9, token=1), [1], temperature=0.0)
+            stats.observe(name, single(0.9, token=0), [1], temperature=1.5)
+    assert stats.acceptance_at("code", "x", 1, temperature=0.0) > 0.85
+    assert stats.acceptance_at("code", "x", 1, temperature=1.5) < 0.2
     assert stats.acceptance_at("code", "x", 1, temperature=1.0) == pytest.approx(0.6), "nothing is known there"
     for _ in range(100):
         stats.observe("code", single(0.9, token=1), [1], temperature=1.5)
     assert stats.acceptance_at("code", "x", 1, temperature=1.5) > 0.9, "what is known of it counts more"
-    stats.forget(Line("chat", 3), "x")
-    assert stats.acceptance_at("math", "x", 1, temperature=1.5) > 0.8, "and what is forgotten counts no more"
+
+
+def test_one_class_says_little_of_another_however_well_it_is_known() -> None:
+    """Of chat nothing is foreseen; that is no reason not to look at code."""
+    stats = AcceptanceStats()
+    for count in range(100):
+        stats.observe("chat", single(0.9, token=0), [1])
+        stats.observe("rag" if count < 50 else "chat", single(0.9, token=0), [1])
+    assert stats.acceptance_at("chat", "x", 1) < 0.1
+    assert 0.3 < stats.acceptance_at("code", "x", 1) < 0.4
+    for name in ("chat", "rag"):
+        stats.forget(Line(name, 0), "x")
+        for _ in range(100):
+            stats.observe(name, single(0.9, token=1), [1])
+    assert stats.acceptance_at("code", "x", 1) > 0.6, "and what changes there is heard of"
+
+
+def test_a_confidence_that_was_taught_is_believed_sooner() -> None:
+    stats = AcceptanceStats(trusted={"taught": 0.9})
+    assert learned(stats, 0.8, source="taught") > 1.5 * learned(stats, 0.8, source="x")
+    group = stats.group("chat", 0.0)
+    chain = single(0.8, source="taught")
+    assert stats.chain_survival(group, chain) == pytest.approx(learned(stats, 0.8, source="taught"))
 
 
 def test_drafters_beyond_those_that_are_told_apart_share_a_place() -> None:

@@ -16,7 +16,7 @@ A call is given as few arrays as can be, because each of them costs as much as t
                           by offer: its room in seconds, NaN where no ledger is kept;
                           by node: its stated confidence, or its survival where that is known
     counts [groups, drafters, bands, 2] float64   hits and trials
-    is_certain [drafters] bool                    who is believed as stated
+    trust [drafters] float64                      how far each is believed before anything is known; CERTAIN: always
 
 A plain number that is whole on some day would be compiled for anew, in the middle of a step: so there is none among
 these. No sum is reordered, so that ties fall as they do in the twin.
@@ -51,12 +51,14 @@ BELIEVED = -1
 PRIOR_WEIGHT = 6.0
 PRIOR_TRUST = 0.6
 """Before anything is known, a stated confidence is believed this far, with the weight of so many trials."""
+CERTAIN = 2.0
+"""In place of a trust: what is stated is so."""
 
 _NUM_BINS = 256
 
 
 @jit
-def calibrate(stated: Floats, sources: Whole, group: int, counts: Floats, is_certain: Flags, learned: Floats) -> None:
+def calibrate(stated: Floats, sources: Whole, group: int, counts: Floats, trust: Floats, learned: Floats) -> None:
     """Fill `learned` [nodes] with the acceptance that was measured where this confidence was stated, less its error.
 
     One standard error less: of many nodes the likeliest are bought, which are those most overrated by chance.
@@ -65,12 +67,12 @@ def calibrate(stated: Floats, sources: Whole, group: int, counts: Floats, is_cer
     for node in range(len(stated)):
         confidence = stated[node] if stated[node] > 0.0 else 0.0  # not a number counts as nothing
         confidence = min(1.0, confidence)
-        if group == BELIEVED or is_certain[sources[node]]:
+        if group == BELIEVED or trust[sources[node]] == CERTAIN:
             learned[node] = confidence
             continue
         band = counts[group, sources[node], min(num_bands - 1, int(confidence * num_bands))]
         weight = band[TRIALS] + PRIOR_WEIGHT
-        rate = (band[HITS] + PRIOR_WEIGHT * (PRIOR_TRUST * confidence)) / weight
+        rate = (band[HITS] + PRIOR_WEIGHT * (trust[sources[node]] * confidence)) / weight
         learned[node] = max(0.0, rate - math.sqrt(max(0.0, rate * (1.0 - rate)) / weight))
 
 
@@ -268,7 +270,7 @@ def choose(whole: Whole, numbers: Floats) -> Choice:
 
 
 @jit
-def decide(whole: Whole, numbers: Floats, counts: Floats, is_certain: Flags) -> Choice:
+def decide(whole: Whole, numbers: Floats, counts: Floats, trust: Floats) -> Choice:
     """Calibrate every node, multiply along the paths, and choose."""
     in_whole, in_numbers = _nodes_at(whole, numbers)
     stated = numbers[in_numbers:]
@@ -281,7 +283,7 @@ def decide(whole: Whole, numbers: Floats, counts: Floats, is_certain: Flags) -> 
     for offer in range(num_offers):
         end = first + whole[_NUM_SIZES + NUM_NODES * num_offers + offer]
         group = whole[_NUM_SIZES + GROUP * num_offers + offer]
-        calibrate(stated[first:end], sources[first:end], group, counts, is_certain, acceptance[first:end])
+        calibrate(stated[first:end], sources[first:end], group, counts, trust, acceptance[first:end])
         shares = claimed[first + offer : end + offer + 1]
         survive(parents[first:end], acceptance[first:end], shares, survival[first:end])
         first = end

@@ -40,6 +40,9 @@ ENGINE = "all"
 """What the engine's own ledger is called."""
 READING = "reading"
 """Stands among drafters for what they read of texts once, and which serves many steps."""
+PLANNING = "planning"
+"""Likewise for finding out that a drafter need not be asked: it takes time, and says nothing of that drafter."""
+_NOBODYS = frozenset({READING, PLANNING})
 
 
 @dataclass(slots=True)
@@ -195,7 +198,8 @@ class Controller:
         for drafter, seconds in drafting_s.items():
             for line, asking_s in seconds.items():
                 debts[line.workload_class] = debts.get(line.workload_class, 0.0) + asking_s
-                if line in texts and asking_s > _DEAR_ASKING * plain_s * texts[line] / num_texts and drafter != READING:
+                is_dear = asking_s > _DEAR_ASKING * plain_s * texts.get(line, 0) / num_texts
+                if line in texts and is_dear and drafter not in _NOBODYS:
                     tallies.setdefault((line, drafter), Tally())
         for (line, drafter), tally in tallies.items():
             name = line.workload_class

@@ -97,9 +97,7 @@ def decide(
     columns = (num_nodes, offers.groups, offers.contexts, offers.forced)
     sizes = _sizes(base, max_rows, num_emitting, cost, columns)
     whole = np.array([*sizes, *chain.from_iterable(columns), *parents, *stats.places(sources)], np.int64)
-    bought, gain = choosing.decide(
-        whole, _numbers(cost, spent_s, offers.rooms_s, stated), stats.counts, stats.is_certain
-    )
+    bought, gain = choosing.decide(whole, _numbers(cost, spent_s, offers.rooms_s, stated), stats.counts, stats.trust)
     return _decision(bought.tolist(), gain, len(num_nodes))
 
 

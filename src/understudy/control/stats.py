@@ -9,12 +9,13 @@ expense. For drafters that do cost, acceptance by position says what asking them
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 
-from understudy.control.choosing import HITS, PRIOR_TRUST, PRIOR_WEIGHT, TRIALS, calibrate, survive
+from understudy.control.choosing import CERTAIN, HITS, PRIOR_TRUST, PRIOR_WEIGHT, TRIALS, calibrate, survive
 from understudy.control.classes import MOST_CLASSES, TEMPERATURES, BoundedNames, ClassNames, Line, temperature_band
 from understudy.core.control import LearnedRate
 from understudy.core.draft import ROOT, Draft
@@ -27,8 +28,12 @@ _MOST_POSITIONS = 16
 _MEMORY = 0.995
 """Weight of the past: the last two hundred or so observations of a band count."""
 
+_TOLD_TRIALS = 2.0
+"""What one class says of another counts as so many trials: classes differ, however well each of them is known."""
 _FORGOTTEN_WEIGHT = 2.0
 """Observations that are left of what was forgotten."""
+
+NOBODY: Mapping[str, float] = MappingProxyType({})
 
 Key = tuple[str, int, str, int]
 """Class, band of temperature, drafter, and position."""
@@ -41,6 +46,10 @@ class _Band(NamedTuple):
     def rate(self, prior: float) -> float:
         """The acceptance that was measured."""
         return (self.hits + PRIOR_WEIGHT * prior) / (self.trials + PRIOR_WEIGHT)
+
+    def at_most(self, trials: float) -> _Band:
+        """The same rate, known from no more than so many trials."""
+        return self if self.trials <= trials else _Band(self.hits * trials / self.trials, trials)
 
 
 _UNKNOWN = _Band()
@@ -59,19 +68,25 @@ class _Places(dict[str, int]):
 
 
 class AcceptanceStats:
-    """Maps stated confidence to measured acceptance. What drafters named in `certain` state is believed as it is."""
+    """Maps stated confidence to measured acceptance. What drafters named in `certain` state is believed as it is.
 
-    def __init__(self, certain: Iterable[str] = ()) -> None:
+    `trusted`: how far others are believed before anything is known of them, where that is not PRIOR_TRUST.
+    """
+
+    def __init__(self, certain: Iterable[str] = (), trusted: Mapping[str, float] = NOBODY) -> None:
         self._classes = ClassNames()
         self._class_places = _Places(self._classes)
         self._drafter_places = _Places(BoundedNames(_MOST_DRAFTERS))
         self.counts = np.zeros((MOST_CLASSES * _TEMPERATURE_BANDS, _MOST_DRAFTERS, _BANDS, 2))
         """Hits and trials, by group (see `group`), drafter and band of confidence."""
         self._flat_counts = self.counts.data.cast("B").cast("d")  # the same, to be counted in one by one
-        self.is_certain = np.zeros(_MOST_DRAFTERS, np.bool_)
-        self.is_certain[[self._drafter_places[name] for name in certain]] = True
+        self.trust = np.full(_MOST_DRAFTERS, PRIOR_TRUST)
+        for name, trust in {**trusted, **dict.fromkeys(certain, CERTAIN)}.items():
+            self.trust[self._drafter_places[name]] = trust
         self._positions: dict[Key, _Band] = {}
-        self._firsts: dict[tuple[int, str], _Band] = {}  # the first position, all classes of a temperature added up
+        self._firsts: dict[
+            tuple[int, str], _Band
+        ] = {}  # the first position, of what all classes of a temperature say together
 
     def group(self, workload_class: str, temperature: float) -> int:
         """The place of a class and band of temperature in the arrays."""
@@ -87,7 +102,7 @@ class AcceptanceStats:
         group = self.group(workload_class, temperature)
         stated = np.array([min(1.0, max(0.0, confidence)) for confidence in draft.confidence], np.float64)
         sources = np.array(self.places(draft.sources), np.int64)
-        calibrate(stated, sources, group, self.counts, self.is_certain, learned)
+        calibrate(stated, sources, group, self.counts, self.trust, learned)
         return Draft(draft.tokens, draft.parents, tuple(learned.tolist()), draft.sources)
 
     def survival(self, workload_class: str, draft: Draft, *, temperature: float = 0.0) -> list[float]:
@@ -106,12 +121,13 @@ class AcceptanceStats:
 
     def _calibrated(self, group: int, place: int, stated: float) -> float:
         """As choosing.calibrate, for one node."""
-        if self.is_certain[place]:
+        trust = float(self.trust[place])
+        if trust == CERTAIN:
             return stated
         counts = self._flat_counts
         band = 2 * ((group * _MOST_DRAFTERS + place) * _BANDS + min(_BANDS - 1, int(stated * _BANDS)))
         weight = counts[band + TRIALS] + PRIOR_WEIGHT
-        rate = (counts[band + HITS] + PRIOR_WEIGHT * (PRIOR_TRUST * stated)) / weight
+        rate = (counts[band + HITS] + PRIOR_WEIGHT * (trust * stated)) / weight
         return max(0.0, rate - math.sqrt(max(0.0, rate * (1.0 - rate)) / weight))
 
     def acceptance_at(self, workload_class: str, source: str, position: int, *, temperature: float = 0.0) -> float:
@@ -170,7 +186,8 @@ class AcceptanceStats:
         _, temperature, source, position = key
         if position == 1:
             added = self._firsts.get((temperature, source), _UNKNOWN)
-            hits, trials = added.hits + band.hits - before.hits, added.trials + band.trials - before.trials
+            told, untold = band.at_most(_TOLD_TRIALS), before.at_most(_TOLD_TRIALS)
+            hits, trials = added.hits + told.hits - untold.hits, added.trials + told.trials - untold.trials
             self._firsts[temperature, source] = _Band(hits, trials)
 
     def _count(self, group: int, source: str, stated: float, *, hit: bool) -> None:

@@ -24,7 +24,7 @@ from understudy.core.draft import Draft
 from understudy.drafters.base import Budget, Context
 from understudy.drafters.packed import Body, PackedFusion, stacked_norms
 from understudy.drafters.pages import Pages
-from understudy.drafters.seen import PLAIN, WIDTH, SeeingDrafter, Text
+from understudy.drafters.seen import PLAIN, TAUGHT, WIDTH, SeeingDrafter, Text
 from understudy.drafters.tree import Child, Growth, Shape
 from understudy.kernels.rows import Rows
 from understudy.models.heads.block import BlockHead, BlockLayer
@@ -38,6 +38,7 @@ class BlockDrafter(SeeingDrafter):
 
     name: ClassVar[str] = "block"
     is_one_pass: ClassVar[bool] = True
+    trust: ClassVar[float] = TAUGHT
 
     def __init__(self, head: BlockHead, body: Body, *, shape: Shape) -> None:
         super().__init__(body, feature_layers=head.spec.feature_layers, shape=shape)

@@ -33,6 +33,8 @@ Floats = NDArray[np.float32]
 
 MOST_KEPT = 512
 """Rows of a text that are kept unread."""
+TAUGHT = 0.9
+"""How far a confidence is believed that was itself trained on how often guesses are right."""
 WIDTH = 8
 """Nodes of a tree that are expanded together, at most."""
 

@@ -27,8 +27,9 @@ _TEXTS = (1, 2, 4, 8, 16, 32)
 _LONG_CONTEXT = 512
 _READ_ROWS = 64
 _TRIALS = 8
-_WORTH_WAITING = 1.5
-"""So many times faster all threads must be than one, if they are to wait for each other."""
+_WORTH_WAITING = 1.1
+"""So many times faster all threads must be than one, if they are to wait for each other. What is measured finds the
+draft's weights in the processor's cache; beside a target's passes they come from memory, which threads share better."""
 
 
 def make_trained_drafter(
@@ -77,7 +78,7 @@ def _measure(drafter: SeeingDrafter, body: Body) -> None:
 
 
 def _choose_threads(drafter: SeeingDrafter, body: Body) -> None:
-    """Let one thread compute few rows, unless all of them together are much faster.
+    """Let one thread compute few rows, unless all of them together are faster.
 
     A small draft is dozens of linear layers of some microseconds each, before every one of which threads wait for each
     other. While another process has one of the cores, each of these waits takes as long as a whole draft should.

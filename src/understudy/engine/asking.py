@@ -19,7 +19,7 @@ from functools import partial
 from typing import TypeVar, cast
 
 from understudy.control.classes import Line
-from understudy.control.controller import Controller, counted
+from understudy.control.controller import PLANNING, Controller, counted
 from understudy.control.cost import Load
 from understudy.core.draft import EMPTY, ROOT, Draft, is_tree, is_well_typed
 from understudy.core.events import Decided, EventSink, Fallback
@@ -194,7 +194,8 @@ class Asking:
                 answers.passes_s[drafter.name] = passes_s(cast(PricedDrafter, drafter), found.drafts, base)
             if found.is_reading and found.drafts:
                 reading_s = max(0.0, seconds - answers.passes_s.get(drafter.name, 0.0))
-            answers.seconds[drafter.name] = _shared_out(seconds - reading_s, asked_for)
+            name = drafter.name if found.asked else PLANNING
+            answers.seconds[name] = _shared_out(seconds - reading_s, asked_for)
             if reading_s:
                 answers.readings.append(Reading(asked_for, reading_s))
             for index, draft in zip(allowed, found.drafts, strict=False):

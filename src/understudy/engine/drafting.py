@@ -73,7 +73,8 @@ class Drafting:
         self.showing = Showing(self._asking, drafters)
         self.early = Early(self._asking, drafters, clock)
         prepare()
-        self.stats = AcceptanceStats(self._asking.certain)
+        trusted = {drafter.name: drafter.trust for drafter in drafters if hasattr(drafter, "trust")}
+        self.stats = AcceptanceStats(self._asking.certain, trusted)
         self._pricing = Pricing(cost, self.stats, allowance, self._lengths, calibrated=self._calibrated)
         self.controller = Controller(
             cost,
