@@ -75,7 +75,8 @@ class PricedDrafter(Drafter, Protocol):
     """A drafter whose guesses cost time of their own. It is asked only where that is expected to pay.
 
     Every depth is a pass of its own, and one row of the target's. One that guesses all depths in a single pass says so
-    by `is_one_pass = True`, and one whose guesses have rivals beside them by `rows_per_guess = 2`.
+    by `is_one_pass = True`, and one whose guesses have rivals beside them by `rows_per_guess = 2`. One whose confidence
+    was trained on how often guesses are right says by `trust` how far to believe it before anything is measured.
     """
 
     cost: CostModel
