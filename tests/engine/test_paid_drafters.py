@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from tests.engine.engines import FixedCost, new_engine, run_alone, steps
 from tests.engine.scripted import Book
 from understudy.assembly import Target
 from understudy.control.classes import MOST_CLASSES
+from understudy.control.controller import PLANNING
 from understudy.control.cost import CostModel
 from understudy.control.planning import MOST_READ_ROWS
 from understudy.core.draft import Draft
@@ -109,6 +111,32 @@ def test_dear_is_asked_only_to_probe(llama: Target, book: Book) -> None:
     play(llama, book, [drafter], cost=STEP)
     assert drafter.depths == [1] * len(drafter.depths)
     assert 1 <= len(drafter.depths) <= NUM_TOKENS * 0.005 / 1.05 + 1
+
+
+class AlsoPaid(Paid):
+    name: ClassVar[str] = "also paid"
+
+
+def test_planning_for_two_that_are_not_asked_is_owed_for_both(
+    llama: Target, book: Book, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it took to find out that neither need be asked is added up: a second must not hide the first."""
+    drafters = [kind(book, cost=FixedCost({1: 50.0})) for kind in (Paid, AlsoPaid)]
+    engine = new_engine(llama, drafters=drafters, cost=STEP)
+    ticks, found = itertools.count(), []
+    asking = engine._drafting._asking
+    monkeypatch.setattr(asking, "_clock", lambda: float(next(ticks)))  # each look at the clock is a second later
+    ask_all = asking.ask_all
+
+    def listened(*arguments: Any, **settings: Any) -> Any:
+        found.append(ask_all(*arguments, **settings))
+        return found[-1]
+
+    monkeypatch.setattr(asking, "ask_all", listened)
+    engine.submit(request("speculative"))
+    while not found:
+        engine.step()
+    assert {name: sum(seconds.values()) for name, seconds in found[0].seconds.items()} == {PLANNING: 2.0}
 
 
 def test_wrong_is_soon_asked_only_to_probe(llama: Target, book: Book) -> None:

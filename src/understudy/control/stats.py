@@ -84,9 +84,8 @@ class AcceptanceStats:
         for name, trust in {**trusted, **dict.fromkeys(certain, CERTAIN)}.items():
             self.trust[self._drafter_places[name]] = trust
         self._positions: dict[Key, _Band] = {}
-        self._firsts: dict[
-            tuple[int, str], _Band
-        ] = {}  # the first position, of what all classes of a temperature say together
+        # of the first position: what all classes at a temperature say together
+        self._firsts: dict[tuple[int, str], _Band] = {}
 
     def group(self, workload_class: str, temperature: float) -> int:
         """The place of a class and band of temperature in the arrays."""

@@ -194,8 +194,9 @@ class Asking:
                 answers.passes_s[drafter.name] = passes_s(cast(PricedDrafter, drafter), found.drafts, base)
             if found.is_reading and found.drafts:
                 reading_s = max(0.0, seconds - answers.passes_s.get(drafter.name, 0.0))
-            name = drafter.name if found.asked else PLANNING
-            answers.seconds[name] = _shared_out(seconds - reading_s, asked_for)
+            taken = answers.seconds.setdefault(drafter.name if found.asked else PLANNING, {})
+            for line, one_s in _shared_out(seconds - reading_s, asked_for).items():
+                taken[line] = taken.get(line, 0.0) + one_s  # several may be planned for, and none of them asked
             if reading_s:
                 answers.readings.append(Reading(asked_for, reading_s))
             for index, draft in zip(allowed, found.drafts, strict=False):
