@@ -24,6 +24,5 @@ def fresh_features(target: Target, text: Sequence[int], layers: tuple[int, ...])
     runner.feature_layers = layers
     cache = SequenceCache(BlockPool(num_blocks), target.page_tokens, None, "")
     assert cache.reserve(len(text))
-    (answer,) = runner.launch([Work(cache, text, EMPTY, wants_logits=False, wants_features=True)]).land()
-    assert answer.features is not None
-    return answer.features
+    features: Floats = runner.launch([Work(cache, text, EMPTY, wants_logits=False, wants_features=True)]).features
+    return features

@@ -5,6 +5,7 @@ Whatever is drafted beside, whoever is served, however little room there is.
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,6 +27,12 @@ from understudy.engine.engine import Engine
 from understudy.kernels.interface import NORMED, FeatureBuffer
 
 LEAST_CASES, MOST_CASES = 20, 200
+
+
+@pytest.fixture(autouse=True)
+def told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is kept until somebody is asked is told at once here, to be looked at."""
+    monkeypatch.setattr("understudy.engine.showing._MOST_KEPT", 0)
 
 
 def test_what_is_committed_is_shown_once_whatever_happens(target: Target) -> None:
@@ -80,6 +87,40 @@ def test_what_is_computed_again_is_not_seen_again(llama: Target) -> None:
         assert recorder.positions(context) == list(range(PAGE - 8 + 24 - 2))
     assert recorder.num_asked
     recorder.check(llama, may_skip=False)
+
+
+def test_what_was_kept_is_told_in_few_pieces_when_somebody_is_asked(
+    llama: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("understudy.engine.showing._MOST_KEPT", 512)
+    recorder = Recorder(1, NORMED)
+    engine = new_engine(llama, drafters=[recorder], prefix_cache=False)
+    rests = itertools.cycle([5, 4, 3, 2, 1, 0])
+    monkeypatch.setattr(engine._drafting._worth, "num_resting", lambda kind, num_slept=0: next(rests))
+    monkeypatch.setattr(engine._drafting, "_sleep", lambda sequences, num_steps: None)
+    for number in range(3):
+        engine.submit(ask(number))
+    num_steps = sum(1 for _ in steps(engine))
+    assert recorder.num_asked
+    assert num_steps > 24
+    for context in recorder.contexts.values():
+        assert len(recorder.seen[context.sequence_id]) < num_steps / 3
+        assert recorder.positions(context)[-1] > 3 * PAGE + 15
+    recorder.check(llama, may_skip=False)
+
+
+@pytest.mark.parametrize("most", [0, 40, 10**6])
+def test_no_more_is_kept_than_a_bound(llama: Target, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    monkeypatch.setattr("understudy.engine.showing._MOST_KEPT", most)
+    recorder = Recorder(1)
+    engine = new_engine(llama, drafters=[recorder], prefix_cache=False)
+    monkeypatch.setattr(engine._drafting._worth, "num_resting", lambda kind, num_slept=0: 9)
+    engine.submit(ask())
+    kept = [engine._drafting.showing._num_kept for _ in steps(engine)]
+    assert max(kept) <= most
+    assert bool(recorder.seen) == (most < 10**6)
+    if recorder.seen:
+        recorder.check(llama, may_skip=False)
 
 
 def test_each_drafter_sees_the_layers_that_it_asked_for(llama: Target) -> None:
@@ -172,8 +213,8 @@ def test_where_many_are_served_and_nothing_is_guessed_texts_begin_hidden(
 def test_a_hidden_text_is_seen_when_few_are_left(llama: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     hall = Hall(llama, monkeypatch, Recorder(1))
     hall.shown(*many())
-    short = [replace(request, sampling=replace(request.sampling, max_tokens=8)) for request in many()[:8]]
-    assert hall.shown(*short, *many()[8:]) == [False] * 8 + [True] * 4
+    short = [replace(request, sampling=replace(request.sampling, max_tokens=8)) for request in many()[:10]]
+    assert hall.shown(*short, *many()[10:]) == [False] * 10 + [True] * 2
 
 
 def test_texts_whose_guesses_are_bought_are_not_hidden(llama: Target, monkeypatch: pytest.MonkeyPatch) -> None:

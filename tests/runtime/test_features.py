@@ -16,7 +16,7 @@ from understudy.kernels.interface import NORMED, FeatureBuffer
 from understudy.kv.pool import BlockPool
 from understudy.kv.sequence import SequenceCache
 from understudy.runtime.inputs import Work
-from understudy.runtime.runner import Answer, Runner
+from understudy.runtime.runner import Flight, Runner
 
 Floats = NDArray[np.float32]
 LAYERS = (NORMED, 0, 1, 2)
@@ -49,27 +49,27 @@ class Reader:
         known = TEXT[cache.length : cache.length + count]
         return Work(cache, known, draft, **{"wants_logits": True, "wants_features": True, **more})  # type: ignore[arg-type]
 
-    def read(self, *works: Work) -> list[Answer]:
-        return self.runner.launch(works).land()
+    def read(self, *works: Work) -> Flight:
+        return self.runner.launch(works)
 
-
-def features_of(answer: Answer) -> Floats:
-    assert answer.features is not None
-    return answer.features
+    def features(self, *works: Work) -> Floats:
+        features: Floats = self.read(*works).features
+        return features
 
 
 def test_layers_are_what_their_numbers_say(target: Target) -> None:
     decoder, reader = target.decoder, Reader(target)
-    (answer,) = reader.read(reader.work(reader.new_cache(), len(TEXT), scored=range(len(TEXT) - 1)))
-    normed, embedded, first, last = features_of(answer).transpose(1, 0, 2)
+    flight = reader.read(reader.work(reader.new_cache(), len(TEXT), scored=range(len(TEXT) - 1)))
+    (answer,) = flight.land()
+    normed, embedded, first, last = flight.features.transpose(1, 0, 2)
     assert np.array_equal(embedded, decoder._embedding[TEXT])
     assert np.array_equal(decoder._logits(normed, np.arange(len(TEXT))), answer.logits)
     expected = reference.add_rms_norm(last, np.zeros_like(last), decoder._final_norm, decoder.config.rms_norm_eps)[1]
     assert np.abs(normed - expected).max() < 1e-4
     shorter = Runner(decoder.first_layers(1), num_blocks=NUM_BLOCKS, page_tokens=PAGE)
     shorter.feature_layers = (1,)
-    (short,) = shorter.launch([reader.work(reader.new_cache(), len(TEXT))]).land()
-    assert np.array_equal(features_of(short)[:, 0], first)
+    short = shorter.launch([reader.work(reader.new_cache(), len(TEXT))])
+    assert np.array_equal(short.features[:, 0], first)
     assert not np.array_equal(first, last)
 
 
@@ -80,7 +80,7 @@ def test_same_bits_however_a_text_is_cut(target: Target, size: int) -> None:
     pieces: list[Floats] = []
     while cache.length < len(TEXT):
         work = reader.work(cache, min(size, len(TEXT) - cache.length))
-        pieces.append(features_of(reader.read(work)[0]))
+        pieces.append(reader.features(work))
         cache.commit(len(work.known), TEXT)
     assert np.array_equal(np.concatenate(pieces), fresh_features(target, TEXT, LAYERS))
 
@@ -98,26 +98,28 @@ def test_nodes_of_a_tree_show_what_the_text_would(target: Target) -> None:
     draft = Draft(tuple(tokens), tuple(parents), (0.5,) * len(tokens), ("test",) * len(tokens))
     scouts = Draft.chain([5, 6], confidence=[0.5] * 2, source="test")
     reader = Reader(target)
-    silent, shown, last = reader.read(
+    works = [
         reader.work(reader.new_cache(), 5, draft, wants_features=False),
         reader.work(reader.new_cache(), known, draft, scouts=scouts),
         reader.work(reader.new_cache(), 3),
-    )
-    assert silent.features is None
-    found = features_of(shown)
-    assert found.shape == (known + len(draft), len(LAYERS), 64), "scouts are not shown"
+    ]
+    before, between, behind = (work.num_rows for work in works)
+    found = reader.features(*works)
+    assert found.shape == (before + between + behind, len(LAYERS), 64)
+    found, last = found[before : before + between], found[before + between :]
     right = [known + 2 * place + 1 for place in range(depth)]
     assert np.array_equal(found[:known], whole[:known])
     assert np.array_equal(found[right], whole[known : known + depth])
-    assert np.array_equal(features_of(last), whole[:3])
+    assert np.array_equal(last, whole[:3])
 
 
 def test_nothing_is_copied_where_nobody_asks(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     reader = Reader(target)
-    (shown,) = reader.read(reader.work(reader.new_cache(), len(TEXT)))
+    (shown,) = reader.read(reader.work(reader.new_cache(), len(TEXT))).land()
     monkeypatch.setattr(FeatureBuffer, "take", None)
-    (unshown,) = reader.read(reader.work(reader.new_cache(), len(TEXT), wants_features=False))
-    assert unshown.features is None
+    flight = reader.read(reader.work(reader.new_cache(), len(TEXT), wants_features=False))
+    assert flight.features is None
+    (unshown,) = flight.land()
     assert np.array_equal(shown.logits, unshown.logits)
     with pytest.raises(TypeError):
         reader.read(reader.work(reader.new_cache(), 3))

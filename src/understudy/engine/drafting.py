@@ -171,6 +171,7 @@ class Drafting:
         if reason:
             return [Proposal()] * len(sequences), reason
         started = self._clock() if idle_since_s is None else idle_since_s
+        self.showing.tell(self.switches)
         budgets = [budget_of(sequence, self.switches, len(sequences)) for sequence in sequences]
         answers = self._asking.ask_all(
             sequences,
@@ -342,14 +343,9 @@ class Drafting:
                 else:
                     self._left_s[sequence.line] = self._left_s.get(sequence.line, 0.0) + one_s
 
-    def learn(self, share: Share, proposal: Proposal, answer: Answer, path: Items[int], *, first: int) -> None:
-        """Let drafters see what a pass has found besides words: after scouts, and of the rows that join the text.
-
-        `first` is where these begin in the text.
-        """
-        if proposal.scouts.tokens:
-            self._scouting.learn(share, proposal.bought, proposal.scouts, answer)
-        self.showing.show(share, answer, path, self.switches, first=first)
+    def learn(self, share: Share, proposal: Proposal, answer: Answer) -> None:
+        """Let a drafter learn from its scouts."""
+        self._scouting.learn(share, proposal.bought, proposal.scouts, answer)
 
     def _merged(self, sequence: Sequence, drafts: Items[Draft], budget: Budget) -> tuple[Draft, int]:
         """All drafts in one tree, and the group that tells what its confidences are worth.

@@ -243,10 +243,9 @@ class Engine:
         self._time_words(sum([len(verdict.words) for verdict in verdicts]), self._clock() - landed)
         if not underway.is_counted_on and not self._scheduler.waiting:  # else the next pass drafts nothing
             self._drafting.early.begin([share.sequence for share in shares], self._drafting.switches)
-        for index in [i for i in alive if answers[i].features is not None or proposals[i].scouts.tokens]:
-            self._drafting.learn(
-                shares[index], proposals[index], answers[index], verdicts[index].path, first=underway.starts[index]
-            )
+        for index in [i for i in alive if proposals[i].scouts.tokens]:
+            self._drafting.learn(shares[index], proposals[index], answers[index])
+        self._drafting.showing.keep(underway, verdicts, self._drafting.switches)
         if not underway.is_counted_on:
             commit(self._runner, [(shares[index], verdicts[index]) for index in alive])
         for share in shares:

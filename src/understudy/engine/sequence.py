@@ -65,7 +65,7 @@ class Sequence:
         self.num_resting = 0
         """Steps for which nothing is drafted: its drafts have suddenly become wrong."""
         self.num_shown = 0
-        """Positions whose hidden states drafters have seen, or will never see."""
+        """Positions whose hidden states drafters were told of, or never will be."""
         self.cached_tokens = 0
         self.num_preemptions = 0
         self.finish_reason: FinishReason | None = None

@@ -6,18 +6,22 @@ is computed again after a preemption was seen before. Positions that were not co
 cache), or while a drafter had no say, are left out and stay so; a drafter is told where each row stands. On a device
 the states stay where they are, and the drafter is told which rows of a pass it may read.
 
-Where no drafter asks for them, nothing is copied, and showing takes time, too: a percent of a short step. So where no
-guess was bought for the last texts of a line, three of four that follow begin hidden, and stay so until one is bought;
-not on a device, where states stay where they are.
+Where no drafter wants them, nothing is copied. What a pass shows is kept as it is, and told when somebody is asked: to
+tell each text's drafter of each row takes longer than a percent of a short step, and most texts of a busy engine end
+before anybody is asked about them. On a device, where states stay where they are, drafters are told at once.
+
+To show takes some time, too. So where no guess was bought for the last texts of a line, three of four that follow begin
+hidden, and stay so until one is bought; not on a device.
 To show the words of many texts takes the host longer than some steps last, so where many are served and no guess was
 bought for a class for long, its texts begin hidden as well, and stay so while many are served.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from functools import partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,17 +34,23 @@ from understudy.engine.asking import Asking
 from understudy.engine.proposal import Proposal
 from understudy.engine.scheduler import Share
 from understudy.engine.sequence import Sequence
+from understudy.engine.underway import Underway
 from understudy.kernels.interface import NORMED, ShownRows
 from understudy.runtime.inputs import Work
-from understudy.runtime.runner import Answer, Runner
+from understudy.runtime.runner import Runner
+from understudy.sampling.verify import Verdict
 
-_FEW_TEXTS = 8
+_MOST_KEPT = 512
+"""Rows of passes that are kept until somebody is asked; beyond that, their drafters are told."""
+_LONG_PIECE = 16
+"""Rows of one text in one pass that are not worth copying to save the memory of the pass's others."""
+_FEW_TEXTS = 3
 """So many are always shown."""
 _VAIN_TEXTS = 2
 """So many texts of a line are shown in vain before others begin hidden."""
 _SHOWN_EVERY = 4
 """Of these, one of so many is shown."""
-_IDLE_STEPS = 1024
+_IDLE_STEPS = 512
 """After so many steps, with about as many texts, in which nothing was bought for a class, texts of it begin hidden."""
 _REST_STEPS = 8192
 """For so many steps: those that begin then are shown again."""
@@ -70,20 +80,67 @@ def _refusal(drafter: FeatureDrafter, runner: Runner) -> str:
     return f"it wants to see layers {unknown} of a target that has {num_layers}" if unknown else ""
 
 
-def _chosen(features: Any, rows: Items[int], columns: Items[int] | None) -> NDArray[np.float32] | ShownRows:
-    """Some rows, and some layers or all: a copy, which a drafter may keep without keeping the rest of the pass.
+class _Pass(NamedTuple):
+    """What must be known of a pass to tell of it later."""
+
+    features: Any
+    """[rows, layers, hidden]: an array, or a tensor on a device"""
+    shares: Items[Share]
+    works: Items[Work]
+    verdicts: Items[Verdict]
+    starts: Items[int]
+    """Where each text's rows begin: its cache may have moved on since."""
+
+
+class _Piece(NamedTuple):
+    """Rows of one pass that became part of one text, from a position on."""
+
+    first: int
+    features: Any
+    """[rows of the text in that pass, layers, hidden]"""
+    rows: list[int]
+    """Those of them that are meant, in order of their positions"""
+
+
+def _chosen(pieces: Items[_Piece], columns: Items[int] | None) -> NDArray[np.float32] | ShownRows:
+    """The rows, and some layers or all: a copy, lest a drafter that keeps a row keep all of its pass, or a long piece.
 
     On a device it is told where they lie.
     """
+    _, features, rows = pieces[0]
     if not isinstance(features, np.ndarray):
         return ShownRows(features, tuple(rows), tuple(range(features.shape[1]) if columns is None else columns))
     seen: NDArray[np.float32]
-    if columns is None and rows[-1] - rows[0] == len(rows) - 1:  # all of rows that follow each other: the common case
-        seen = features[rows[0] : rows[-1] + 1].copy()
+    if _is_long(pieces[0]) and rows[-1] - rows[0] == len(rows) - 1:
+        seen = features[rows[0] : rows[-1] + 1]
     else:
-        seen = features[list(rows)] if columns is None else features[np.ix_(rows, columns)]
+        seen = np.concatenate([piece.features[piece.rows] for piece in pieces])
+    if columns is not None:
+        seen = seen[:, columns]
     seen.flags.writeable = False
     return seen
+
+
+def _is_long(piece: _Piece) -> bool:
+    return len(piece.rows) >= _LONG_PIECE
+
+
+def _runs(pieces: Items[_Piece]) -> Iterator[list[_Piece]]:
+    """Pieces of one text, those together that follow each other; long ones, and those on a device, alone."""
+    run: list[_Piece] = []
+    for piece in pieces:
+        if run and not _follows(run[-1], piece):
+            yield run
+            run = []
+        run.append(piece)
+    if run:
+        yield run
+
+
+def _follows(before: _Piece, piece: _Piece) -> bool:
+    """Whether two pieces are told as one."""
+    is_next = piece.first == before.first + len(before.rows)
+    return is_next and isinstance(piece.features, np.ndarray) and not _is_long(before) and not _is_long(piece)
 
 
 class Showing:
@@ -103,6 +160,9 @@ class Showing:
         self._num_vain: dict[Line, int] = {}  # texts that ended among few since a guess was bought for one
         self._num_hidden: dict[Line, int] = {}  # texts since one was shown, where that is in vain
         self._num_texts = 0  # of the last step
+        self._wanted: tuple[list[Sequence], Switches, list[bool]] | None = None  # in the last step, if nothing changed
+        self._passes: list[_Pass] = []  # of which nobody was told yet
+        self._num_kept = 0  # their rows
         self._is_free = any(getattr(drafter, "reads_on_device", False) for drafter in self._drafters)
         """Whether states stay where they are: among few texts there is nothing to save."""
 
@@ -110,8 +170,11 @@ class Showing:
         """Whether anybody would look at each sequence's rows."""
         if not self._drafters:
             return [False] * len(shares)
-        self._num_texts = len(shares)
-        return [self._is_wanted(share.sequence, len(shares), switches) for share in shares]
+        sequences = [share.sequence for share in shares]
+        if self._wanted is None or self._wanted[0] != sequences or self._wanted[1] is not switches:
+            self._num_texts = len(shares)
+            self._wanted = sequences, switches, [self._is_wanted(one, len(shares), switches) for one in sequences]
+        return self._wanted[2]
 
     def _is_wanted(self, sequence: Sequence, num_texts: int, switches: Switches) -> bool:
         if sequence.is_hidden and (num_texts > _FEW_TEXTS or self._is_idle(sequence)):
@@ -119,7 +182,7 @@ class Showing:
         if not any(self._sees(drafter, sequence, switches) for drafter in self._drafters):
             return False
         # once: where passes begin ahead, a text is new for two of them
-        is_new = not sequence.is_met and not sequence.num_shown and not sequence.num_generated
+        is_new = not sequence.is_met and not sequence.num_generated
         sequence.is_met = True
         sequence.is_hidden = is_new and (self._rests(sequence, num_texts) or self._passes_by(sequence))
         return not sequence.is_hidden
@@ -161,6 +224,7 @@ class Showing:
         """
         if not self._drafters:
             return
+        self._wanted = None
         for share, proposal in zip(shares, proposals, strict=True):
             if proposal.bought.sources and not self._asking.seeing.isdisjoint(proposal.bought.sources):
                 self._num_vain[self._classes.known_line(share.sequence.line)] = 0
@@ -180,32 +244,38 @@ class Showing:
 
     def stop(self, sequence: Sequence) -> None:
         """Count a text that ended; one for which nobody was even weighed says nothing, nor one that insists."""
+        self._wanted = None
         was_in_vain = sequence.is_weighed and not sequence.is_hidden and not self._insists(sequence)
         if self._drafters and was_in_vain and self._num_texts <= _FEW_TEXTS:
             line = self._classes.known_line(sequence.line)
             self._num_vain[line] = self._num_vain.get(line, 0) + 1
 
-    def show(self, share: Share, answer: Answer, path: Items[int], switches: Switches, *, first: int) -> None:
-        """Show the rows of a pass that become part of the text: those known, and the accepted nodes `path`.
+    def keep(self, underway: Underway, verdicts: Items[Verdict], switches: Switches) -> None:
+        """Keep what a pass shows, to tell of the rows that became part of a text: those known, and accepted nodes."""
+        features = underway.flight.features
+        if features is None:
+            return
+        self._passes.append(_Pass(features, underway.shares, underway.works, verdicts, underway.starts))
+        self._num_kept += len(features)
+        if self._is_free or self._num_kept > _MOST_KEPT:
+            self.tell(switches)
 
-        `first` is the position of the first of them: the cache may have moved on since the pass began.
-        """
-        sequence, features = share.sequence, answer.features
-        if features is None or sequence.finish_reason is not None:
-            return
-        num_known = share.num_known
-        rows: Items[int] = range(num_known)
-        if path:
-            rows = [*rows, *(num_known + node for node in path)]
-        num_seen = max(0, sequence.num_shown - first)
-        if num_seen >= len(rows):
-            return
-        sequence.num_shown = first + len(rows)
-        is_one = len(self._drafters) == 1  # then it was asked before the pass whether it sees them
-        for drafter, columns in zip(self._drafters, self._columns, strict=True):
-            if is_one or self._sees(drafter, sequence, switches):
-                seen = _chosen(features, rows[num_seen:], columns)
-                self._asking.guard(drafter, partial(drafter.see, sequence.context, first + num_seen, seen))
+    def tell(self, switches: Switches) -> None:
+        """Let drafters see what was kept of texts that go on."""
+        passes, self._passes, self._num_kept = self._passes, [], 0
+        told: dict[Sequence, list[_Piece]] = {}
+        for features, *items in passes:
+            row = 0
+            for share, work, verdict, first in zip(*items, strict=True):
+                if work.wants_features and share.sequence.finish_reason is None:
+                    own = features[row : row + len(work.known) + len(work.draft)]
+                    told.setdefault(share.sequence, []).extend(_committed(share, own, verdict.path, first))
+                row += work.num_rows
+        for sequence, pieces in told.items():
+            for drafter, columns in zip(self._drafters, self._columns, strict=True):
+                for run in _runs(pieces) if self._sees(drafter, sequence, switches) else ():
+                    see = partial(drafter.see, sequence.context, run[0].first, _chosen(run, columns))
+                    self._asking.guard(drafter, see)
 
     def _sees(self, drafter: FeatureDrafter, sequence: Sequence, switches: Switches) -> bool:
         """Whether a drafter may be asked for a sequence at all, and is not switched off."""
@@ -217,3 +287,16 @@ class Showing:
             and switches.allows(drafter.name)
             and self._asking.is_active(drafter, sequence)
         )
+
+
+def _committed(share: Share, features: Any, path: Items[int], first: int) -> Iterator[_Piece]:
+    """What of a text's rows in a pass was not shown before, if anything: it may be computed again.
+
+    `first` is the position of the first row, and `path` the accepted nodes.
+    """
+    sequence, num_known = share.sequence, share.num_known
+    rows = [*range(num_known), *(num_known + node for node in path)]
+    num_seen = max(0, sequence.num_shown - first)
+    if num_seen < len(rows):
+        sequence.num_shown = first + len(rows)
+        yield _Piece(first + num_seen, features, rows[num_seen:])

@@ -35,9 +35,6 @@ class Answer(NamedTuple):
     """[places, vocabulary]"""
     words: Sequence[int] | None = None
     """[places] drawn by the device: the work's dice were given, and nothing of it is scored"""
-    features: Any = None
-    """[known rows, then the draft's nodes; `Runner.feature_layers`; hidden] if the work wants them: Floats, or a tensor
-    on the device if they stay there"""
 
 
 class Flight:
@@ -52,12 +49,14 @@ class Flight:
         draws: bool,
         features: Any = None,
     ) -> None:
-        """`counts`: the places of each work; `features` [rows of the pass, layers, hidden] if any work wants them."""
+        """`counts`: the places of each work."""
         self.counts = counts
+        self.features = features
+        """[rows of the pass; `Runner.feature_layers`; hidden] if any work wants them: Floats, or a tensor on the device
+        if they stay there. Rows are those of one work after the other: known ones, its draft's nodes, scouts."""
         self._works = works
         self._launched = launched
         self._draws = draws
-        self._features = features
 
     @property
     def is_over(self) -> bool:
@@ -76,21 +75,11 @@ class Flight:
             else:
                 answers.append(Answer(self._launched.logits(start, stop)))
             start = stop
-        return answers if self._features is None else self._with_features(answers, self._features)
+        return answers
 
     def drawn(self) -> Drawn:
         """Wait for a pass whose works all have dice; return what was drawn for them, by place."""
         return self._launched.drawn()
-
-    def _with_features(self, answers: Sequence[Answer], features: Any) -> list[Answer]:
-        """The answers with what they are shown; scouts are no part of a text, and nobody sees them."""
-        shown: list[Answer] = []
-        first = 0
-        for work, answer in zip(self._works, answers, strict=True):
-            last = first + len(work.known) + len(work.draft)
-            shown.append(answer._replace(features=features[first:last]) if work.wants_features else answer)
-            first += work.num_rows
-        return shown
 
 
 class Runner:
