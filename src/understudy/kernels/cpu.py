@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import mmap
 from dataclasses import dataclass
 
 import numba
@@ -19,6 +18,7 @@ from understudy.kernels.cpu_int8 import Int8Linear
 from understudy.kernels.cpu_linear import ROWS, Linear
 from understudy.kernels.host_passes import HostPasses
 from understudy.kernels.interface import BodyShape, Compute, FeatureBuffer, LayerWeights
+from understudy.kernels.memory import Shelf, large_zeros
 from understudy.kernels.rows import Ints, Rows
 from understudy.kernels.simd import LANES
 
@@ -64,6 +64,7 @@ class CpuKernels:
     def __init__(self, *, num_threads: int | None = None) -> None:
         most: int = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
         self.num_threads = min(num_threads or torch.get_num_threads(), most)
+        self._shelf = Shelf()
 
     def take_threads(self, count: int) -> None:
         """Compute with so many threads from here on: numba counts them per calling thread."""
@@ -71,7 +72,8 @@ class CpuKernels:
 
     def linear(self, weight: Tensor, bias: Tensor | None = None, *, weights: WeightType = "fp32") -> PackedLinear:
         """Pack a weight [outputs, inputs]."""
-        return Int8Linear.pack(weight, bias) if weights == "int8" else Linear.pack(weight, bias)
+        kind: type[PackedLinear] = Int8Linear if weights == "int8" else Linear
+        return kind.pack(weight, bias, zeros=self._shelf.zeros)
 
     def gated_linear(self, gate: Tensor, up: Tensor, *, weights: WeightType = "fp32") -> PackedLinear:
         """Pack gate and up [features, inputs], stacked, so that one pass reads both."""
@@ -92,9 +94,15 @@ class CpuKernels:
 
     def cache(self, *, num_layers: int, num_blocks: int, num_kv_heads: int, dim: int) -> Cache:
         """Make room for keys and values; memory is taken when a page is first written."""
-        keys = _lazy_zeros((num_layers, num_blocks, num_kv_heads, dim, self.page_tokens))
-        values = _lazy_zeros((num_layers, num_blocks, num_kv_heads, self.page_tokens, dim))
-        return Cache(keys, values)
+        each = num_layers, num_blocks, num_kv_heads
+        try:
+            return Cache(large_zeros((*each, dim, self.page_tokens)), large_zeros((*each, self.page_tokens, dim)))
+        except OSError as error:
+            size = 2 * self.number_bytes * math.prod(each) * self.page_tokens * dim
+            raise CapacityError(
+                f"{size / 2**30:.1f} GiB for keys and values cannot be had: {error.strerror}.",
+                "Lower max_context or kv_tokens.",
+            ) from None
 
     def place(self, rows: Rows) -> Rows:
         """The rows: they are where the CPU reads them."""
@@ -174,16 +182,3 @@ class CpuPass:
         """rms_norm(x) * weight, [rows, features]."""
         cpu_ops.rms_norm(self._x, weight, self._eps, self._normed)
         return self._normed
-
-
-def _lazy_zeros(shape: tuple[int, ...]) -> Floats:
-    """Zeros whose memory the system hands out page by page when they are written."""
-    size = 4 * math.prod(shape)
-    try:
-        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except OSError as error:
-        raise CapacityError(
-            f"{size / 2**30:.1f} GiB for keys and values cannot be had: {error.strerror}.",
-            "Lower max_context or kv_tokens.",
-        ) from None
-    return np.frombuffer(memory, np.float32).reshape(shape)

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from understudy.compiled import jit_exact, jit_exact_parallel
 from understudy.kernels.cpu_linear import ROWS
-from understudy.kernels.packing import pack_in_parts
+from understudy.kernels.packing import Zeros, pack_in_parts
 from understudy.kernels.simd import (
     LANES,
     bits,
@@ -90,12 +90,13 @@ class Int8Linear:
     num_inputs: int
 
     @classmethod
-    def pack(cls, weight: Tensor, bias: Tensor | None = None) -> Int8Linear:
+    def pack(cls, weight: Tensor, bias: Tensor | None = None, *, zeros: Zeros = np.zeros) -> Int8Linear:
         """Round a weight [outputs, inputs] to 8 bits and lay it out; a row that is not finite gets the scale NaN."""
         num_outputs, num_inputs = weight.shape
         num_panels, num_blocks = -(-num_outputs // LANES), -(-num_inputs // BLOCK)
         scales = np.zeros((num_panels, LANES), np.float32)
-        panels = np.full((num_panels, num_blocks * _GROUPS, LANES, 4), 128, np.uint8)
+        panels = zeros((num_panels, num_blocks * _GROUPS, LANES, 4), np.uint8)
+        panels.fill(128)
         pack_in_parts(_pack, np.ascontiguousarray(weight.float().numpy()), panels, scales)
         start = np.zeros(num_panels * LANES, np.float32)
         if bias is not None:

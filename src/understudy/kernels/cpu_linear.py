@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from understudy.compiled import jit_exact, jit_exact_parallel
-from understudy.kernels.packing import pack_in_parts
+from understudy.kernels.packing import Zeros, pack_in_parts
 from understudy.kernels.simd import LANES, fma, has_wide_registers, load, load_weights, prefetch, spread, store
 
 Floats = NDArray[np.float32]
@@ -60,7 +60,7 @@ class Linear:
     num_outputs: int
 
     @classmethod
-    def pack(cls, weight: Tensor, bias: Tensor | None = None) -> Linear:
+    def pack(cls, weight: Tensor, bias: Tensor | None = None, *, zeros: Zeros = np.zeros) -> Linear:
         """Lay out a weight [outputs, inputs]; outputs beyond the last whole panel are padding."""
         num_outputs, num_inputs = weight.shape
         num_panels = -(-num_outputs // LANES)
@@ -68,14 +68,15 @@ class Linear:
         start = np.zeros(num_panels * LANES, np.float32)
         if bias is not None:
             start[:num_outputs] = bias.float().numpy()
-        compact = _as_bytes(rows, num_panels)
+        compact = _as_bytes(rows, num_panels, zeros)
         if compact is not None:
             panels, steps = compact
             return cls(panels.reshape(-1), steps.reshape(-1), start, num_outputs)
         if num_panels * LANES > num_outputs:
             rows = np.concatenate([rows, np.zeros((num_panels * LANES - num_outputs, num_inputs), np.float32)])
-        whole = np.ascontiguousarray(rows.reshape(num_panels, LANES, num_inputs).transpose(0, 2, 1)).reshape(-1)
-        return cls(whole, np.empty(0, np.float32), start, num_outputs)
+        whole = zeros((num_panels, num_inputs, LANES), np.float32)
+        whole[...] = rows.reshape(num_panels, LANES, num_inputs).transpose(0, 2, 1)
+        return cls(whole.reshape(-1), np.empty(0, np.float32), start, num_outputs)
 
     @property
     def packed(self) -> tuple[Panels, Floats, Floats]:
@@ -95,18 +96,17 @@ class Linear:
         return out if len(self.bias) == self.num_outputs else out[:, : self.num_outputs]
 
 
-def _as_bytes(weight: Floats, num_panels: int) -> tuple[SignedBytes, Floats] | None:
+def _as_bytes(weight: Floats, num_panels: int, zeros: Zeros) -> tuple[SignedBytes, Floats] | None:
     """A weight [outputs, inputs] as panels [panels, inputs, LANES] of bytes and their steps, if that is what it is."""
     num_inputs = weight.shape[1]
-    if num_inputs % BLOCK or not _write_bytes(weight[:1], *_room(1, num_inputs)):
+    if num_inputs % BLOCK or not _write_bytes(weight[:1], *_room(1, num_inputs, np.zeros)):
         return None  # as nearly every weight says with its first row
-    panels, steps = _room(num_panels, num_inputs)
+    panels, steps = _room(num_panels, num_inputs, zeros)
     return (panels, steps) if all(pack_in_parts(_write_bytes, weight, panels, steps)) else None
 
 
-def _room(num_panels: int, num_inputs: int) -> tuple[SignedBytes, Floats]:
-    panels = np.zeros((num_panels, num_inputs, LANES), np.int8)
-    return panels, np.zeros((num_panels, num_inputs // BLOCK, LANES), np.float32)
+def _room(num_panels: int, num_inputs: int, zeros: Zeros) -> tuple[SignedBytes, Floats]:
+    return zeros((num_panels, num_inputs, LANES), np.int8), zeros((num_panels, num_inputs // BLOCK, LANES), np.float32)
 
 
 @jit_exact

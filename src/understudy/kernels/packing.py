@@ -14,6 +14,8 @@ from understudy.kernels.simd import LANES
 
 Floats = NDArray[np.float32]
 Result = TypeVar("Result")
+Zeros = Callable[[tuple[int, ...], Any], NDArray[Any]]
+"""Shape and type -> zeros: where panels are to lie."""
 
 
 def pack_in_parts(pack: Callable[..., Result], weight: Floats, panels: NDArray[Any], scales: Floats) -> list[Result]:
