@@ -35,6 +35,7 @@ from understudy.bench.arrivals import Timed
 from understudy.bench.in_step import Serving, serve_in_step
 from understudy.bench.prompts import own_prompts
 from understudy.bench.served import Answer
+from understudy.collector import calm_collector
 from understudy.config import AUTO_DRAFT, EngineConfig
 from understudy.core.events import Decided, Event, ignore
 from understudy.core.request import Request, SamplingParams, Speculation
@@ -218,6 +219,7 @@ def main() -> None:
         for depth in options.depths.split(",")
         if depth
     ]
+    calm_collector()  # as where it is served
     known = questions(target.tokenizer)
     concurrencies = [int(part) for part in options.concurrency.split(",")]
     gaps = {c: gap_of(plain, known, c, options.max_tokens) for c in concurrencies}

@@ -31,8 +31,9 @@ from understudy.sampling.noise import NoiseKey
 
 Floats = NDArray[np.float32]
 
-MOST_KEPT = 512
-"""Rows of a text that are kept unread."""
+MOST_KEPT = 2048
+"""Rows of a text that are kept unread: of most texts nobody asks for a guess, and reading a prompt delays its first
+word. A small model's keys and values of them take four times the memory."""
 TAUGHT = 0.9
 """How far a confidence is believed that was itself trained on how often guesses are right."""
 WIDTH = 8

@@ -40,7 +40,7 @@ from understudy.runtime.inputs import Work
 from understudy.runtime.runner import Runner
 from understudy.sampling.verify import Verdict
 
-_MOST_KEPT = 512
+_MOST_KEPT = 1024
 """Rows of passes that are kept until somebody is asked; beyond that, their drafters are told."""
 _LONG_PIECE = 16
 """Rows of one text in one pass that are not worth copying to save the memory of the pass's others."""
@@ -98,8 +98,8 @@ class _Piece(NamedTuple):
     first: int
     features: Any
     """[rows of the text in that pass, layers, hidden]"""
-    rows: list[int]
-    """Those of them that are meant, in order of their positions"""
+    rows: range | list[int]
+    """Those of them that are meant, in order of their positions; a range if they lie in line"""
 
 
 def _chosen(pieces: Items[_Piece], columns: Items[int] | None) -> NDArray[np.float32] | ShownRows:
@@ -111,14 +111,21 @@ def _chosen(pieces: Items[_Piece], columns: Items[int] | None) -> NDArray[np.flo
     if not isinstance(features, np.ndarray):
         return ShownRows(features, tuple(rows), tuple(range(features.shape[1]) if columns is None else columns))
     seen: NDArray[np.float32]
-    if _is_long(pieces[0]) and rows[-1] - rows[0] == len(rows) - 1:
-        seen = features[rows[0] : rows[-1] + 1]
+    if _is_long(pieces[0]) and isinstance(rows, range):
+        seen = _taken(pieces[0])
     else:
-        seen = np.concatenate([piece.features[piece.rows] for piece in pieces])
+        seen = np.concatenate([_taken(piece) for piece in pieces])
     if columns is not None:
         seen = seen[:, columns]
     seen.flags.writeable = False
     return seen
+
+
+def _taken(piece: _Piece) -> NDArray[np.float32]:
+    """Its rows [rows, layers, hidden]."""
+    _, features, rows = piece
+    taken: NDArray[np.float32] = features[rows.start : rows.stop] if isinstance(rows, range) else features[rows]
+    return taken
 
 
 def _is_long(piece: _Piece) -> bool:
@@ -295,7 +302,9 @@ def _committed(share: Share, features: Any, path: Items[int], first: int) -> Ite
     `first` is the position of the first row, and `path` the accepted nodes.
     """
     sequence, num_known = share.sequence, share.num_known
-    rows = [*range(num_known), *(num_known + node for node in path)]
+    rows: range | list[int] = range(num_known)
+    if path:
+        rows = [*rows, *(num_known + node for node in path)]
     num_seen = max(0, sequence.num_shown - first)
     if num_seen < len(rows):
         sequence.num_shown = first + len(rows)
