@@ -23,25 +23,25 @@ import random
 import statistics
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from understudy.assembly import build_engine, load_target
+from understudy.assembly import Target, build_engine, load_target
 from understudy.bench.arrivals import Timed
 from understudy.bench.in_step import Serving, serve_in_step
 from understudy.bench.prompts import own_prompts
 from understudy.bench.served import Answer
-from understudy.collector import calm_collector
 from understudy.config import AUTO_DRAFT, EngineConfig
-from understudy.core.events import Decided, Event, ignore
+from understudy.core.events import Decided, Event, EventSink, ignore
 from understudy.core.request import Request, SamplingParams, Speculation
 from understudy.core.weights import DEVICE_CHOICES
 from understudy.engine.engine import Engine
 from understudy.text.chat import render
+from understudy.upkeep import calm_process
 
 TEMPERATURES = (0.0, 0.5, 1.0, 1.5)
 
@@ -181,6 +181,17 @@ def one_round(
     return served
 
 
+def arms_of(target: Target, depths: Sequence[int], emit: EventSink) -> list[Arm]:
+    """`plain`, `default` and `chance`, then one arm for each fixed depth; `emit` hears the default's events."""
+
+    def engine(drafters: tuple[str, ...] | None = None, emit: EventSink = ignore) -> Engine:
+        room = EngineConfig(kv_tokens=64 * 1024, prefix_cache=False)
+        return build_engine(target, room if drafters is None else replace(room, drafters=drafters), emit=emit)
+
+    fixed = [Arm(f"depth {depth}", engine(), Speculation(forced=True, max_depth=depth)) for depth in depths]
+    return [Arm("plain", engine(())), Arm("default", engine(emit=emit)), Arm("chance", engine(())), *fixed]
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -197,32 +208,19 @@ def main() -> None:
         found, num_different = pooled(options.pool)
         show(console, rows_of(found), num_different)
         sys.exit(1 if num_different else 0)
-    target = load_target(
-        device=options.device, draft=AUTO_DRAFT
-    )  # the default is measured with the draft that comes with it
+    # the default is measured with the draft that comes with it
+    target = load_target(device=options.device, draft=AUTO_DRAFT)
     decided: list[Decided] = []
 
     def hear(event: Event) -> None:
         if isinstance(event, Decided):
             decided.append(event)
 
-    kv_tokens = 64 * 1024
-    plain = Arm("plain", build_engine(target, EngineConfig(drafters=(), kv_tokens=kv_tokens, prefix_cache=False)))
-    chance = Arm("chance", build_engine(target, EngineConfig(drafters=(), kv_tokens=kv_tokens, prefix_cache=False)))
-    default = Arm("default", build_engine(target, EngineConfig(kv_tokens=kv_tokens, prefix_cache=False), emit=hear))
-    fixed = [
-        Arm(
-            f"depth {depth}",
-            build_engine(target, EngineConfig(kv_tokens=kv_tokens, prefix_cache=False), emit=ignore),
-            Speculation(forced=True, max_depth=int(depth)),
-        )
-        for depth in options.depths.split(",")
-        if depth
-    ]
-    calm_collector()  # as where it is served
+    everybody = arms_of(target, [int(depth) for depth in options.depths.split(",") if depth], hear)
+    calm_process()  # as where it is served
     known = questions(target.tokenizer)
     concurrencies = [int(part) for part in options.concurrency.split(",")]
-    gaps = {c: gap_of(plain, known, c, options.max_tokens) for c in concurrencies}
+    gaps = {c: gap_of(everybody[0], known, c, options.max_tokens) for c in concurrencies}
     found = {c: {} for c in concurrencies}
     num_different = 0
     for number in range(-1, options.rounds):  # the first round is for warming up
@@ -231,9 +229,8 @@ def main() -> None:
             count = max(1, concurrency // len(known))
             asked = [(name, draw.choice(ids)) for name, ids in known.items() for _ in range(count)]
             draw.shuffle(asked)
-            arms = [plain, default, chance, *(fixed if concurrency == 1 else [])]
             served = one_round(
-                arms,
+                everybody if concurrency == 1 else everybody[:3],
                 asked,
                 draw,
                 number + 1,

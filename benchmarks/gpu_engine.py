@@ -32,7 +32,6 @@ import torch
 
 from understudy.assembly import Target, build_engine, built_in_drafters, load_target, make_drafter
 from understudy.bench.prompts import own_prompts
-from understudy.collector import calm_collector
 from understudy.config import EngineConfig
 from understudy.core.events import Cycle, Decided, Event
 from understudy.core.request import Request, SamplingParams, Speculation
@@ -42,6 +41,7 @@ from understudy.engine.engine import Engine
 from understudy.models.heads.files import TrainedHead, load_head
 from understudy.models.heads.widen_head import widen_head
 from understudy.text.chat import render
+from understudy.upkeep import calm_process
 
 
 def tell(line: str) -> None:
@@ -164,7 +164,7 @@ class Engines:
     ) -> Run:
         """Answer all prompts, so many at once; the next begins when one has ended."""
         self._cycles = []
-        calm_collector()
+        calm_process()
         said: dict[str, list[int]] = {str(number): [] for number in range(len(prompts))}
         waiting = list(enumerate(prompts))[::-1]
         torch.cuda.synchronize()

@@ -18,14 +18,14 @@ import understudy
 
 ROOT = Path(understudy.__file__).parent
 
-FOUNDATIONS = ("errors", "cache", "collector", "threads", "core", "config")
+FOUNDATIONS = ("errors", "cache", "upkeep", "threads", "core", "config")
 
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     # plain data and small foundations: standard library only
     "errors": (),
     "cache": (),
     "threads": (),
-    "collector": (),
+    "upkeep": (),
     "core": ("errors",),
     "config": ("errors", "core"),
     "compiled": ("cache",),

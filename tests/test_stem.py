@@ -45,7 +45,7 @@ class Running:
 
 @pytest.fixture
 def running(monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
-    monkeypatch.setattr("understudy.worker.calm_collector", lambda: None)
+    monkeypatch.setattr("understudy.worker.calm_process", lambda: None)
     running = Running()  # the tests have threads: it must not fork
     yield running
     running.connection.close()

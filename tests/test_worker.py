@@ -37,7 +37,7 @@ class Wire:
 @pytest.fixture(autouse=True)
 def collector(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave that of the process which runs the tests as it is."""
-    monkeypatch.setattr("understudy.worker.calm_collector", lambda: None)
+    monkeypatch.setattr("understudy.worker.calm_process", lambda: None)
 
 
 @pytest.fixture(scope="module")

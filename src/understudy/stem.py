@@ -30,7 +30,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from understudy.assembly import Target, is_for_cpu
-from understudy.collector import calm_collector
+from understudy.upkeep import calm_process
 from understudy.wire.frames import Channel, send_status
 from understudy.wire.messages import Start
 from understudy.worker import Worker
@@ -65,7 +65,7 @@ class Stem:
             self._shared = worker.load_to_share(start)
             if self._shared is None:  # whoever asked was told why
                 return 2
-            calm_collector()  # what is left of loading must not be copied
+            calm_process()  # what is left of loading must not be copied
         if not _can_fork():
             return worker.serve(start, self._shared)
         self._bury()

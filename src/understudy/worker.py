@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from understudy.assembly import Target, build_engine, load_configured, load_to_fork, tested
-from understudy.collector import calm_collector
 from understudy.config import DEFAULT, MODEL, NO_DRAFT, TRAINED_DRAFTERS, EngineConfig, names_a_draft
 from understudy.core.backend import EngineCheck, EngineLoad, ModelInfo
 from understudy.core.events import Cycle, Decided, Event, Fallback, Notice, Preempted
 from understudy.core.request import Request
 from understudy.engine.engine import Engine
 from understudy.errors import CapacityError, InvalidRequest, UnderstudyError
+from understudy.upkeep import calm_process
 from understudy.wire.frames import Channel, pack_tally
 from understudy.wire.messages import (
     Abort,
@@ -95,7 +95,7 @@ class Worker:
         except UnderstudyError as error:
             self._channel.send(Failed(error.message, error.remedy))
             return None
-        calm_collector()
+        calm_process()
         engine.switch(start.switches)
         engine.recall(start.learned)
         _ = engine.grammars  # made now: the first request with a grammar must not hold up the others

@@ -8,4 +8,4 @@ import pytest
 @pytest.fixture(autouse=True)
 def collector_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever owns a process may tell its garbage collector what to leave alone; a command in a test does not."""
-    monkeypatch.setattr("understudy.collector.calm_collector", lambda: None)
+    monkeypatch.setattr("understudy.upkeep.calm_process", lambda: None)

@@ -108,8 +108,8 @@ def _on_engine(settings: Settings, prompts: Sequence[Prompt], trace: Sequence[Tr
     from understudy.bench.engines import build_arms, encoder
     from understudy.bench.record import PLAIN
     from understudy.bench.run import in_step
-    from understudy.collector import calm_collector
     from understudy.terminal import Waiting
+    from understudy.upkeep import calm_process
 
     console = make_console(stderr=True)
     teller = Teller(console)
@@ -117,7 +117,7 @@ def _on_engine(settings: Settings, prompts: Sequence[Prompt], trace: Sequence[Tr
     questions, plan = _plan(settings, prompts, trace, encoder(target))
     with Waiting(console, "measuring what a row costs"):
         arms = build_arms(target, [PLAIN, *settings.drafters], plan, draft_tree=settings.draft_tree)
-    calm_collector()  # as where it is served: one look at all of the model takes as long as thirty steps
+    calm_process()  # as where it is served: one look at all of the model takes as long as thirty steps
     subject = {
         "model": {"name": target.name, "hash": target.source_hash},
         "draft": None if target.draft is None else {"name": target.draft.name, "place": settings.draft},

@@ -153,11 +153,11 @@ def _race(arguments: argparse.Namespace, config: EngineConfig, *, screen: Consol
 
 def run(outcome: Outcome, questions: Sequence[Question], *, screen: Console, errors: Console) -> None:
     """Let the lanes run over all questions, or until somebody interrupts; what is finished counts."""
-    from understudy.collector import calm_collector
     from understudy.parity.side_by_side import engine_pair
     from understudy.race.lanes import run_race
     from understudy.race.screen import Scoreboard
     from understudy.terminal import Waiting
+    from understudy.upkeep import calm_process
 
     with Waiting(errors, "measuring what a row costs"):
         engines = engine_pair(
@@ -168,7 +168,7 @@ def run(outcome: Outcome, questions: Sequence[Question], *, screen: Console, err
             draft_tree=outcome.config.draft_tree,
             emit=outcome.listen,
         )
-    calm_collector()
+    calm_process()
     try:
         with Scoreboard(screen, drafters=outcome.drafters, num_heats=len(questions)) as board:
             for heat in run_race(engines, outcome.target.tokenizer, questions, outcome.sampling, on_frame=board.at):

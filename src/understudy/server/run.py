@@ -19,11 +19,11 @@ from collections.abc import Callable, Iterator
 import uvicorn
 from starlette.types import ASGIApp
 
-from understudy.collector import calm_collector
 from understudy.errors import ConfigError
 from understudy.server.config import ServerConfig
 from understudy.server.connection import Connection
 from understudy.server.service import Service
+from understudy.upkeep import calm_process
 
 log = logging.getLogger("understudy.server")
 
@@ -126,7 +126,7 @@ class Life:
                 await starting  # raises what went wrong
                 self._service.keeper.recall()
                 _ = self._service.tokenizer  # read before anybody waits for it
-                calm_collector()
+                calm_process()
                 _give_way()
             return starting.done()
         finally:
