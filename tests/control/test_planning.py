@@ -300,7 +300,7 @@ def test_asking_that_pays_again_is_taken_up_again() -> None:
 
     assert asked(200, saved=0.0) <= 31
     assert asked(200, saved=0.2) > 170, "where nothing was worth buying for long it is asked every 27th time"
-    assert asked(200, saved=0.0) <= 31 + 15, "good times pay for a quarter of a step"
+    assert asked(200, saved=0.0) <= 31 + 25, "good times pay for half a step"
 
 
 def test_a_step_that_took_far_too_long_is_not_paid_for_for_ever() -> None:

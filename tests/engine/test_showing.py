@@ -234,28 +234,10 @@ def test_steps_in_which_nobody_may_guess_hide_nothing(llama: Target, monkeypatch
     assert all(hall.shown(*many()))
 
 
-def test_where_nothing_is_bought_for_texts_of_a_line_three_of_four_begin_hidden(
-    llama: Target, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_few_texts_are_all_shown_whatever_was_bought_for_others(llama: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     hall = Hall(llama, monkeypatch, Recorder(1))
-    one = ask(0, length=9)
-    assert [hall.shown(one)[0] for _ in range(10)] == [True, True, *([False, False, False, True] * 2)]
-    warm = replace(one, sampling=replace(one.sampling, temperature=1.5))
-    assert hall.shown(warm) == [True], "at another temperature it may be worth it"
-    assert hall.shown(replace(one, speculation=Speculation(forced=True))) == [True]
+    assert all(hall.shown(ask(0, length=9))[0] for _ in range(10))
     hall.recorder.check(llama, may_skip=False)
-
-
-def test_where_states_stay_on_a_device_few_texts_are_all_shown(llama: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    hall = Hall(llama, monkeypatch, Recorder(1))
-    monkeypatch.setattr(hall.engine._drafting.showing, "_is_free", True)
-    assert all(hall.shown(ask(0, length=9))[0] for _ in range(6))
-
-
-def test_texts_for_which_nobody_was_weighed_say_nothing(llama: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    hall = Hall(llama, monkeypatch, Recorder(1))
-    monkeypatch.setattr(hall.engine._drafting._worth, "num_resting", lambda kind, num_slept=0: 2)
-    assert all(hall.shown(ask(0, length=9))[0] for _ in range(6))
 
 
 def test_what_is_forced_says_nothing_of_what_asking_is_worth(llama: Target, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,14 +250,6 @@ def test_what_is_forced_says_nothing_of_what_asking_is_worth(llama: Target, monk
     assert not hall.engine._drafting._worth._balances
     hall.shown(ask(1, length=9))
     assert hall.recorder.num_asked > num_asked
-
-
-def test_texts_of_a_line_for_which_guesses_are_bought_are_all_shown(
-    llama: Target, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one = ask(0, length=9)
-    hall = Hall(llama, monkeypatch, Knower(1, answers={one.prompt_ids: run_alone(new_engine(llama), one)[0].token_ids}))
-    assert all(hall.shown(one)[0] for _ in range(8))
 
 
 def test_nothing_is_shown_while_speculation_is_switched_off(llama: Target) -> None:

@@ -37,9 +37,10 @@ _LEAST_LOSS = 0.003
 _VAIN_ASKS = 8
 """In a row: after so many a half of that share is enough, then a third, at last a quarter."""
 _LEAST_PART = 4
-_MOST_SAVED = 0.25
-"""Steps that good times may pay for bad ones, and that the first asks of a kind may cost: a drafter is trusted little
-before it is known, so they buy little."""
+_FIRST_CREDIT = 0.25
+"""Steps that the first asks of a kind may cost: a drafter is trusted little before it is known, so they buy little."""
+_MOST_SAVED = 0.5
+"""Steps that good times may pay for bad ones: of a draft that pays, some are not worth a row, several in a row."""
 _MOST_SKIPPED = 127
 """Steps for which nobody is asked at a time."""
 _MOST_KINDS = 256
@@ -241,7 +242,7 @@ class Worth:
 
     def num_to_rest(self, kind: str) -> int:
         """For how many of the next steps of this kind nobody will be asked, as things stand."""
-        return max(0, math.ceil(-self._balances.get(kind, _MOST_SAVED) / self._share(kind)) - 1)
+        return max(0, math.ceil(-self._balances.get(kind, _FIRST_CREDIT) / self._share(kind)) - 1)
 
     def _share(self, kind: str) -> float:
         return _LEAST_LOSS / min(_LEAST_PART, 1 + self._num_vain.get(kind, 0) // _VAIN_ASKS)
@@ -250,8 +251,9 @@ class Worth:
         """Count a step that asked: the shares of a plain step that it was expected to save, and that asking took."""
         self._before = None
         if kind in self._balances or len(self._balances) < _MOST_KINDS:
-            self._before = kind, self._balances.get(kind, _MOST_SAVED), self._num_vain.get(kind, 0)
-            balance = self._balances.get(kind, _MOST_SAVED) + saved - spent
+            balance = self._balances.get(kind, _FIRST_CREDIT)
+            self._before = kind, balance, self._num_vain.get(kind, 0)
+            balance += saved - spent
             is_vain = saved <= 0.0 and spent > _LEAST_LOSS
             self._num_vain[kind] = self._num_vain.get(kind, 0) + 1 if is_vain else 0
             self._balances[kind] = max(-self._share(kind) * _MOST_SKIPPED, min(_MOST_SAVED, balance))

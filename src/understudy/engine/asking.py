@@ -184,8 +184,6 @@ class Asking:
             started = self._clock()
             others = [sequences[i] for i in set(range(len(sequences))).difference(allowed)]
             found = self._ask(drafter, group, others, limits, before, controller, pricing, base, num_emitting)
-            for sequence in group if drafter.name in self.seeing else ():
-                sequence.is_weighed = True
             answers.ready_s = max(answers.ready_s, getattr(drafter, "ready_s", 0.0))
             seconds = max(self._clock(), answers.ready_s) - started
             asked_for = [group[i] for i in found.asked] or group  # who was weighed and left out pays for nothing else

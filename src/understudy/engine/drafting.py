@@ -119,7 +119,7 @@ class Drafting:
         if finished:
             self._lengths.observe(sequence.request.workload_class, sequence.num_generated)
         self._asking.stop(sequence, finished=finished)
-        self.showing.stop(sequence)
+        self.showing.stop()
         self._left_s[sequence.line] = self._left_s.get(sequence.line, 0.0) + sequence.unpaid_s
         sequence.unpaid_s = 0.0
 

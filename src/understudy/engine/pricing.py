@@ -129,8 +129,9 @@ class Pricing:
                 overhead_s=self._overhead_s.get((drafter.name, len(sequences).bit_length()), 0.0),
                 others_patience_s=min((self._patience_s(other, plain_s) for other in others), default=math.inf),
             )
-            num_cycles = (_PLAN_CYCLES if is_alone else 0) if chosen.asked else _NOBODY_CYCLES
-            self._held[drafter.name] = _Held(_ids(sequences), chosen, num_cycles)
+            num_cycles = _PLAN_CYCLES if chosen.asked else _NOBODY_CYCLES
+            # beside words that come free fewer are asked: that says nothing of the next step
+            self._held[drafter.name] = _Held(_ids(sequences), chosen, num_cycles if is_alone else 0)
         asked = set(chosen.asked)
         if asked:
             texts = counted(sequences[index].request.workload_class for index in asked)
@@ -138,6 +139,8 @@ class Pricing:
                 asked = set()
         else:
             asked = self._probe(drafter, sequences, unread, plain_s)
+        if not asked and not forced:
+            return Asked([], list(budgets), is_reading=False, is_planned=False)
         limited = self._limited(drafter, sequences, budgets, chosen)
         if sum(unread[index] for index in asked) > MOST_READ_ROWS and not forced:  # nobody makes passes for a few
             limited = [replace(budget, max_depth=min(1, budget.max_depth)) for budget in limited]

@@ -32,8 +32,6 @@ class Sequence:
     """Whether drafters see none of its hidden states at present: see showing.py."""
     is_met = False
     """Whether that was decided."""
-    is_weighed = False
-    """Whether it was weighed to ask somebody who sees them."""
 
     def __init__(
         self,

@@ -10,8 +10,6 @@ Where no drafter wants them, nothing is copied. What a pass shows is kept as it 
 tell each text's drafter of each row takes longer than a percent of a short step, and most texts of a busy engine end
 before anybody is asked about them. On a device, where states stay where they are, drafters are told at once.
 
-To show takes some time, too. So where no guess was bought for the last texts of a line, three of four that follow begin
-hidden, and stay so until one is bought; not on a device.
 To show the words of many texts takes the host longer than some steps last, so where many are served and no guess was
 bought for a class for long, its texts begin hidden as well, and stay so while many are served.
 """
@@ -26,7 +24,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from understudy.control.classes import ClassNames, Line
+from understudy.control.classes import ClassNames
 from understudy.core.events import EventSink, Fallback
 from understudy.core.switches import Switches
 from understudy.drafters.base import Drafter, FeatureDrafter
@@ -46,10 +44,6 @@ _LONG_PIECE = 16
 """Rows of one text in one pass that are not worth copying to save the memory of the pass's others."""
 _FEW_TEXTS = 3
 """So many are always shown."""
-_VAIN_TEXTS = 2
-"""So many texts of a line are shown in vain before others begin hidden."""
-_SHOWN_EVERY = 4
-"""Of these, one of so many is shown."""
 _IDLE_STEPS = 512
 """After so many steps, with about as many texts, in which nothing was bought for a class, texts of it begin hidden."""
 _REST_STEPS = 8192
@@ -164,14 +158,11 @@ class Showing:
         ]  # None: all of them, in their order
         self._classes = ClassNames()
         self._num_idle: dict[tuple[str, int], int] = {}  # steps, by kind
-        self._num_vain: dict[Line, int] = {}  # texts that ended among few since a guess was bought for one
-        self._num_hidden: dict[Line, int] = {}  # texts since one was shown, where that is in vain
-        self._num_texts = 0  # of the last step
         self._wanted: tuple[list[Sequence], Switches, list[bool]] | None = None  # in the last step, if nothing changed
         self._passes: list[_Pass] = []  # of which nobody was told yet
         self._num_kept = 0  # their rows
         self._is_free = any(getattr(drafter, "reads_on_device", False) for drafter in self._drafters)
-        """Whether states stay where they are: among few texts there is nothing to save."""
+        """Whether states stay where they are, and there is nothing to save by telling late."""
 
     def wants(self, shares: Items[Share], switches: Switches) -> list[bool]:
         """Whether anybody would look at each sequence's rows."""
@@ -179,33 +170,19 @@ class Showing:
             return [False] * len(shares)
         sequences = [share.sequence for share in shares]
         if self._wanted is None or self._wanted[0] != sequences or self._wanted[1] is not switches:
-            self._num_texts = len(shares)
             self._wanted = sequences, switches, [self._is_wanted(one, len(shares), switches) for one in sequences]
         return self._wanted[2]
 
     def _is_wanted(self, sequence: Sequence, num_texts: int, switches: Switches) -> bool:
-        if sequence.is_hidden and (num_texts > _FEW_TEXTS or self._is_idle(sequence)):
+        if sequence.is_hidden and num_texts > _FEW_TEXTS:
             return False
         if not any(self._sees(drafter, sequence, switches) for drafter in self._drafters):
             return False
         # once: where passes begin ahead, a text is new for two of them
         is_new = not sequence.is_met and not sequence.num_generated
         sequence.is_met = True
-        sequence.is_hidden = is_new and (self._rests(sequence, num_texts) or self._passes_by(sequence))
+        sequence.is_hidden = is_new and self._rests(sequence, num_texts)
         return not sequence.is_hidden
-
-    def _is_idle(self, sequence: Sequence) -> bool:
-        """Whether no guess was bought for the last texts like it, and nobody insists on any."""
-        line = self._classes.known_line(sequence.line)
-        return self._num_vain.get(line, 0) >= _VAIN_TEXTS and not self._insists(sequence)
-
-    def _passes_by(self, sequence: Sequence) -> bool:
-        """Whether a new text is one of those that are not even looked at."""
-        if self._is_free or not self._is_idle(sequence):
-            return False
-        line = self._classes.known_line(sequence.line)
-        self._num_hidden[line] = (self._num_hidden.get(line, 0) + 1) % _SHOWN_EVERY
-        return self._num_hidden[line] != 0
 
     def _insists(self, sequence: Sequence) -> bool:
         """Whether its request wants guesses from hidden states, whatever they come to."""
@@ -232,9 +209,6 @@ class Showing:
         if not self._drafters:
             return
         self._wanted = None
-        for share, proposal in zip(shares, proposals, strict=True):
-            if proposal.bought.sources and not self._asking.seeing.isdisjoint(proposal.bought.sources):
-                self._num_vain[self._classes.known_line(share.sequence.line)] = 0
         if len(shares) <= _FEW_TEXTS or any(share.num_known > 1 for share in shares):
             return
         is_bought: dict[tuple[str, int], bool] = {}
@@ -249,13 +223,9 @@ class Showing:
             num_idle = 0 if was_bought else self._num_idle.get(kind, 0) + 1
             self._num_idle[kind] = num_idle % (_IDLE_STEPS + _REST_STEPS)
 
-    def stop(self, sequence: Sequence) -> None:
-        """Count a text that ended; one for which nobody was even weighed says nothing, nor one that insists."""
+    def stop(self) -> None:
+        """Look anew at who wants to see: a text ended."""
         self._wanted = None
-        was_in_vain = sequence.is_weighed and not sequence.is_hidden and not self._insists(sequence)
-        if self._drafters and was_in_vain and self._num_texts <= _FEW_TEXTS:
-            line = self._classes.known_line(sequence.line)
-            self._num_vain[line] = self._num_vain.get(line, 0) + 1
 
     def keep(self, underway: Underway, verdicts: Items[Verdict], switches: Switches) -> None:
         """Keep what a pass shows, to tell of the rows that became part of a text: those known, and accepted nodes."""
