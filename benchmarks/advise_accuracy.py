@@ -38,6 +38,7 @@ from understudy.core.events import Cycle
 from understudy.core.request import Request, Speculation
 from understudy.drafters.base import PricedDrafter
 from understudy.engine.engine import Engine
+from understudy.upkeep import calm_process
 
 PLAIN = Speculation(enabled=False)
 
@@ -156,6 +157,7 @@ def main() -> None:
     ]
     most = max(concurrencies)
     stage = Stage(target, questions, drafters, most)
+    calm_process()  # as where it is served
     heard: list[Cycle] = []
     scores: dict[Setting, Score] = {}
     for name, asked in questions.items():
