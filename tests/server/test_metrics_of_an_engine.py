@@ -20,7 +20,7 @@ from understudy.server.supervisor import EngineProcess
 
 
 def test_counters_of_an_engine_are_the_sums_of_its_answers(tmp_path: Path) -> None:
-    folder = write_tiny_model(tmp_path / "tiny")
+    folder = write_tiny_model(tmp_path / "tiny", max_position_embeddings=32_768)
     ended: list[Ended] = []
     metrics = Metrics()
 
@@ -37,7 +37,7 @@ def test_counters_of_an_engine_are_the_sums_of_its_answers(tmp_path: Path) -> No
         try:
             exchanges = [_exchange(number) for number in range(4)]
             await asyncio.gather(*(_read(service, exchange) for exchange in exchanges))
-            left = _exchange(4, max_tokens=200)
+            left = _exchange(4, max_tokens=32_000)  # so many that it is left before its end, however late we are told
             async with contextlib.aclosing(service.answer(left)) as outputs:
                 await anext(outputs)
             while len(ended) < 5:
