@@ -170,6 +170,7 @@ def main() -> None:
     of_target = profile_of(target, most_rows=most * (1 + max(depths)))
     of_draft = None if target.draft is None else profile_of(target, most_rows=128, of_draft=True)
     measured: dict[Setting, list[float]] = {setting: [] for setting in settings}
+    lines: list[Line] = []
     started_s = time.monotonic()
     for number in range(options.rounds):
         for setting in settings:
@@ -180,14 +181,15 @@ def main() -> None:
             arms = [PLAIN, setting.speculation][:: 1 if number % 2 else -1]
             speeds = {arm.enabled: speed(stage.serve(asked, arm, setting.concurrency)[0]) for arm in arms}
             measured[setting].append(speeds[True] / speeds[False])
+        costs = Costs(
+            cost=of_target.model(), draft_cost=None if of_draft is None else of_draft.model(), host=fit_host(heard)
+        )
+        lines = [line_of(setting, scores[setting], costs, measured[setting]) for setting in settings]
+        if options.json:  # of all rounds so far: who stops it has them
+            told = [asdict(line) | {"ratio": line.ratio, "rounds": number + 1} for line in lines]
+            Path(options.json).write_text(json.dumps(told, indent=1))
         sys.stderr.write(f"round {number + 1} of {options.rounds}, {time.monotonic() - started_s:.0f} s\n")
-    costs = Costs(
-        cost=of_target.model(), draft_cost=None if of_draft is None else of_draft.model(), host=fit_host(heard)
-    )
-    lines = [line_of(setting, scores[setting], costs, measured[setting]) for setting in settings]
     show(lines)
-    if options.json:
-        Path(options.json).write_text(json.dumps([asdict(line) | {"ratio": line.ratio} for line in lines], indent=1))
 
 
 def scored(target: Target, transcripts: Sequence[Transcript], drafter: str, depths: Sequence[int]) -> dict[int, Score]:

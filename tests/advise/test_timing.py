@@ -37,10 +37,10 @@ def cycle(**changes: object) -> ScoredCycle:
 
 def test_step_is_the_sum_of_its_parts() -> None:
     cost = CostModel({1: 1.0, 11: 2.0}, per_key_s=0.01, per_read_s=0.001)
-    costs = Costs(cost=cost, host=HostCost(0.1, 0.02))
+    costs = Costs(cost=cost, host=HostCost(0.05, 0.1, 0.02))
     two = [cycle(rows=3, emitted=2, asking_s=0.5), cycle(context=20)]
-    # five rows, thirty keys, 4 * 10 + 20 reads; two sequences, three words
-    assert costs.step_s(two) == pytest.approx(1.4 + 0.3 + 0.06 + 0.2 + 0.06 + 0.5)
+    # five rows, thirty keys, 4 * 10 + 20 reads; two sequences, one word beyond theirs
+    assert costs.step_s(two) == pytest.approx(1.4 + 0.3 + 0.06 + 0.05 + 0.2 + 0.02 + 0.5)
 
 
 def test_passes_of_a_draft_are_shared() -> None:
@@ -161,18 +161,29 @@ def step(**changes: object) -> Cycle:
 
 
 def test_host_time_is_found_beside_outliers_and_prompts() -> None:
-    def total_s(num_sequences: int, num_emitted: int) -> float:
-        return 0.011 + num_sequences * 0.0002 + num_emitted * 0.00005
-
+    truth = HostCost(0.00007, 0.00002, 0.00005)
     steps = [
-        step(num_sequences=count, num_emitted=count * words, total_s=total_s(count, count * words))
+        step(
+            num_sequences=count,
+            num_emitted=count * words,
+            total_s=0.011 + truth.seconds(count, count * words),
+        )
         for count in (1, 4)
         for words in (1, 2, 5)
         for _ in range(3)
     ]
-    steps += [step(total_s=0.5), step(num_prompt_rows=7, total_s=9.0)]
+    steps += [step(total_s=0.5), step(num_sequences=2, total_s=0.5), step(num_prompt_rows=7, total_s=9.0)]
     host = fit_host(steps)
-    assert host.sequence_s == pytest.approx(0.0002)
-    assert host.word_s == pytest.approx(0.00005)
+    assert (host.step_s, host.sequence_s, host.word_s) == pytest.approx((0.00007, 0.00002, 0.00005))
+
+
+def test_host_time_where_little_was_seen() -> None:
     assert fit_host([]) == HostCost()
-    assert fit_host([step(total_s=0.0113)] * 3).sequence_s == pytest.approx(0.0003)
+    one_size = fit_host([step(total_s=0.0113)] * 3)
+    assert one_size.seconds(1, 1) == pytest.approx(0.0003)
+    assert one_size.word_s == 0.0
+    # two texts took less than one: that is chance, and nothing takes less than no time
+    falling = fit_host([step(total_s=0.0113), step(num_sequences=2, num_emitted=2, total_s=0.0112)])
+    assert falling.sequence_s == 0.0
+    assert falling.step_s == pytest.approx(0.00025)
+    assert fit_host([step(total_s=0.011)]) == HostCost(), "and what took nothing costs nothing"

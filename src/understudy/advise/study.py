@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -71,7 +71,7 @@ class Study:
             "interrupted": self.interrupted,
             "cost": None if costs is None else _cost(costs.cost),
             "draft_cost": None if costs is None or costs.draft_cost is None else _cost(costs.draft_cost),
-            "host": None if costs is None else {"sequence_s": costs.host.sequence_s, "word_s": costs.host.word_s},
+            "host": None if costs is None else asdict(costs.host),
             "memory": self.memory,
             "advice": [found.describe() for found in self.advice],
         }

@@ -2,7 +2,7 @@
 
     cycle = the target's pass over all rows and contexts        measured: `measure_passes`
           + asking: as timed in the replay for drafters that look things up; for a draft model its passes, measured
-          + what the engine does beside that, for each sequence and for each word      measured: `fit_host`
+          + what the engine does beside that, for a step, a sequence and a word      measured: `fit_host`
 
 Texts share passes in lanes: `concurrency` of them at once, and when one ends the next one takes its place. Every lane
 waits for the longest draft of all. Passes over prompts are left out, on both sides: this is the time of decoding.
@@ -16,6 +16,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from understudy.advise.scores import Score, ScoredCycle
 from understudy.advise.transcript import Transcript
 from understudy.bench.statistics import Estimate, Pair, speedup_estimate
@@ -28,18 +30,25 @@ TimeStep = Callable[[int, int], float]
 _ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 64, 96, 128, 192, 256)
 _LEAST_REPEATS = 3
 _MOST_REPEATS = 15
-_OUTLIER = 4.0
-"""Host times so many times larger than the median were another program's."""
+_LEAST_STEPS = 3
+"""The median of fewer steps may be another program's time."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostCost:
     """What the engine does in a step beside the pass and the drafting."""
 
+    step_s: float = 0.0
+    """Once."""
     sequence_s: float = 0.0
-    """For each sequence."""
+    """For each sequence, with the one word that every pass says."""
     word_s: float = 0.0
-    """For each word."""
+    """For each word beyond that."""
+
+    def seconds(self, num_sequences: int, num_words: int) -> float:
+        """Of one step."""
+        further = max(0, num_words - num_sequences)
+        return self.step_s + num_sequences * self.sequence_s + further * self.word_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +63,7 @@ class Costs:
         """Seconds of one step of the engine: a cycle of each of some texts, in one pass."""
         load = Load.of((1 + cycle.rows, cycle.context) for cycle in cycles)
         words = sum(cycle.emitted for cycle in cycles)
-        host_s = len(cycles) * self.host.sequence_s + words * self.host.word_s
-        return self.cost.step_s(load) + host_s + self._asking_s(cycles)
+        return self.cost.step_s(load) + self.host.seconds(len(cycles), words) + self._asking_s(cycles)
 
     def _asking_s(self, cycles: Sequence[ScoredCycle]) -> float:
         """Looking things up, one text after the other; and a draft model's passes, which the texts share."""
@@ -171,23 +179,28 @@ def measure_passes(profile: PassProfile, *, budget_s: float = 10.0) -> CostModel
 
 
 def fit_host(cycles: Iterable[Cycle]) -> HostCost:
-    """What steps took beside the pass and the drafting: a line through the medians by words per sequence.
+    """What steps took beside the pass and the drafting, fitted to the medians of steps of the same size.
 
     Steps over prompts are left out. With nothing to go by it is nothing.
     """
-    by_words: dict[float, list[float]] = {}
+    by_size: dict[tuple[int, int], list[float]] = {}
     for cycle in cycles:
         if cycle.num_prompt_rows == 0 and cycle.num_sequences:
-            words = cycle.num_emitted / cycle.num_sequences
-            host_s = (cycle.total_s - cycle.forward_s - cycle.draft_s) / cycle.num_sequences
-            by_words.setdefault(round(words, 2), []).append(host_s)
-    if not by_words:
+            further = max(0, cycle.num_emitted - cycle.num_sequences)
+            host_s = cycle.total_s - cycle.forward_s - cycle.draft_s
+            by_size.setdefault((cycle.num_sequences, further), []).append(host_s)
+    often = {size: found for size, found in by_size.items() if len(found) >= _LEAST_STEPS}
+    by_size = often or by_size
+    if not by_size:
         return HostCost()
-    middle = statistics.median(value for found in by_words.values() for value in found)
-    points = [(words, value) for words, found in by_words.items() for value in found if value <= _OUTLIER * middle]
-    mean_words = statistics.fmean(words for words, _ in points)
-    mean_s = statistics.fmean(value for _, value in points)
-    spread = sum((words - mean_words) ** 2 for words, _ in points)
-    together = sum((words - mean_words) * (value - mean_s) for words, value in points)
-    word_s = max(0.0, together / spread) if spread else 0.0
-    return HostCost(max(0.0, mean_s - word_s * mean_words), word_s)
+    sizes = np.array([(1, *size) for size in by_size], dtype=float)
+    seconds = np.array([statistics.median(found) for found in by_size.values()])
+    weights = np.sqrt([len(found) for found in by_size.values()])
+    parts = [part for part in range(3) if sizes[:, part].any()]
+    while parts:
+        fitted = np.linalg.lstsq(sizes[:, parts] * weights[:, None], seconds * weights, rcond=None)[0]
+        if fitted.min() >= 0.0:
+            break
+        parts.pop(int(fitted.argmin()))  # nothing takes less than no time: left out, and the others anew
+    found = dict(zip(parts, map(float, fitted), strict=True)) if parts else {}
+    return HostCost(*(found.get(part, 0.0) for part in range(3)))
