@@ -42,6 +42,15 @@ def remember(drafter: SuffixDrafter, answer: Text, *, tenant: str = "t", prompt:
     drafter.stop(context, finished=True)
 
 
+def test_a_prompt_is_read_when_a_draft_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not when the request comes: somebody waits for its first word."""
+    drafter, context = SuffixDrafter(), context_of([1, 2, 3, 1, 2])
+    with monkeypatch.context() as patched:
+        patched.setattr("understudy.drafters.suffix.Automaton", None)  # nothing is made of it yet
+        drafter.start(context)
+    assert draft_of(drafter, context).tokens[0] == 3
+
+
 def followers(texts: list[Text], string: Text) -> dict[int, list[int]]:
     """Token -> the places where it follows the string, counted through all texts."""
     found: dict[int, list[int]] = {}

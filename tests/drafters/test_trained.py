@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -196,6 +197,18 @@ def test_texts_side_by_side_are_drafted_as_one_by_one(case: Case, num_children: 
     for draft, wanted in zip(together[1:], alone, strict=True):
         assert (draft.tokens, draft.parents) == (wanted.tokens, wanted.parents)
         np.testing.assert_allclose(draft.confidence, wanted.confidence, rtol=1e-3)
+
+
+def test_how_rows_lie_in_memory_changes_no_guess(case: Case) -> None:
+    """A pass leaves them layer by layer, in one piece or in several."""
+    drafter, expected = case.drafter(), case.draft(case.drafter(), 20)
+    by_layer = case.features.transpose(1, 0, 2).copy().transpose(1, 0, 2)
+    for cuts in ((0, 21), (0, 8, 21)):
+        about = case.context(20)
+        for first, last in itertools.pairwise(cuts):
+            drafter.see(about, first, by_layer[first:last])
+        assert drafter.propose([about], [CHAIN]) == [expected]
+        drafter.stop(about, finished=True)
 
 
 @pytest.mark.parametrize("num_children", [1, 3])

@@ -27,7 +27,7 @@ from understudy.text.tokenizer import Tokenizer
 
 OWN_PROMPTS = Path(__file__).parents[1] / "data" / "prompts.jsonl"
 CLASSES = ("code", "structured", "chat", "summarization", "rag", "math", "multilingual", "creative")
-"""The workload classes of our own prompts, eight of each."""
+"""The workload classes of our own prompts, nine of each: an odd number, so that a median is one prompt's."""
 KINDS = ("prompt", "messages", "turns")
 FORM = 'Write one object per line: {"prompt": "…"}, {"messages": […]} or {"turns": […]}.'
 
@@ -52,7 +52,7 @@ class HasTokenizer(Protocol):
 
 
 def own_prompts() -> list[Prompt]:
-    """Give the project's own prompts, eight of each class."""
+    """Give the project's own prompts, nine of each class."""
     return load_prompts(OWN_PROMPTS)
 
 

@@ -62,7 +62,8 @@ class Text:
 
     def take(self) -> Floats:
         """All unread features in one piece: [rows, layers, hidden]."""
-        features = self.unread[0] if len(self.unread) == 1 else np.concatenate(self.unread)
+        features = np.empty((len(self.positions), *self.unread[0].shape[1:]), np.float32)  # in this order in memory
+        np.concatenate(self.unread, out=features)
         self.unread.clear()
         self.positions.clear()
         return features

@@ -131,11 +131,7 @@ class SuffixDrafter:
         self._compile()
 
     def start(self, context: Context) -> None:
-        """Read the prompt."""
-        own = Automaton(capacity_tokens=len(context.tokens) + _HEADROOM_TOKENS)
-        self._sequences[context.sequence_id] = sequence = _Sequence(own)
-        own.read(np.array(context.tokens, np.int32), self._max_match)
-        sequence.num_read = len(context.tokens)
+        """Do nothing yet: the prompt is read when a draft is asked for, not while its first word is awaited."""
 
     def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
         """Return one tree for each context, empty where its end is new."""
@@ -172,9 +168,10 @@ class SuffixDrafter:
 
     def _longest_match(self, context: Context) -> _Match:
         """Bring every cursor of the sequence to the end of its context; return the longest match."""
-        if context.sequence_id not in self._sequences:
-            self.start(context)
-        sequence = self._sequences[context.sequence_id]
+        sequence = self._sequences.get(context.sequence_id)
+        if sequence is None:
+            own = Automaton(capacity_tokens=len(context.tokens) + _HEADROOM_TOKENS)
+            sequence = self._sequences[context.sequence_id] = _Sequence(own)
         assert len(context.tokens) >= sequence.num_read, "a context never shrinks"
         unread = np.array(context.tokens[sequence.num_read :], np.int32)
         longest = _Match(sequence.own, *sequence.own.read(unread, self._max_match))

@@ -7,8 +7,9 @@ land    verify      the target's own words along each draft          sampling.ve
         commit      lengths move forward; accepted rows fall in line  cache.keep, cache.commit
 tell    observe     what it cost and how good the guesses were       cost.observe, drafting.observe
 
-On the CPU a step is those three in turn. A device that draws words by itself is given its next pass before the last one
-is told of, and, where nobody must look at the words first, before it has landed.
+Words go out before a pass is told of: on the CPU, where nobody computes meanwhile, that is what the next step begins
+with. A device that draws words by itself is given its next pass before the last one is told of, and, where nobody must
+look at the words first, before it has landed.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from functools import partial
+from typing import NamedTuple
 
 from understudy.config import EngineConfig
 from understudy.control.cost import CostModel, Load
@@ -48,6 +50,17 @@ from understudy.text.detokenize import Detokenizer
 from understudy.text.tokenizer import Tokenizer
 
 _WORD_WEIGHT = 0.05
+
+
+class _Untold(NamedTuple):
+    """A pass that has landed, and what is yet to be told of it."""
+
+    underway: Underway
+    verdicts: list[Verdict]
+    following: Underway | None
+    is_disturbed: bool
+    sample_s: float
+    """What it took to draw its words and hand them out."""
 
 
 class Engine:
@@ -98,6 +111,7 @@ class Engine:
             on_preempt=lambda sequence: emit(Preempted(sequence.request.request_id, sequence.choice)),
         )
         self._underway: Underway | None = None
+        self._untold: _Untold | None = None
         self._num_firsts = runner.num_firsts
         self._disturbance = Disturbance(running)
         self._has_to_ask = False  # it was found already that drafters are asked in the next step
@@ -147,7 +161,8 @@ class Engine:
         self._drafting.switches = switches
 
     def explain(self) -> ControlView:
-        """How things stand in the control plane, and what it has learned."""
+        """How things stand in the control plane, and what it has learned, the last step included."""
+        self._tell()
         return self._drafting.explain()
 
     def recall(self, learned: Learned) -> None:
@@ -160,6 +175,7 @@ class Engine:
 
     def step(self) -> list[Output]:
         """Land one pass and return what each sequence said in it; a device computes the next one meanwhile."""
+        self._tell()
         outputs = self.end_aborted()
         underway = self._underway or self._begin()
         if underway is None:
@@ -169,12 +185,25 @@ class Engine:
         if following is None or following.is_idle:  # one that nobody waits for would seem to last until somebody asks
             following = self._begin(idle_since_s=self._landed_s) if self._runner.draws else None
         self._underway = following
-        self._observe(underway, verdicts)
-        for share, verdict in zip(underway.shares, verdicts, strict=True):
+        is_disturbed = self._disturbance.leaves_out(self._landed_s, self.cost.step_s(underway.load))
+        for share, proposal, verdict in zip(underway.shares, underway.proposals, verdicts, strict=True):
+            verdict.count(share.sequence.counts, proposal.drafts)
             if verdict.words or verdict.cut:
                 outputs.append(share.sequence.take_output())
-        self._emit(underway.cycle(verdicts, following, self._forward_s, self._landed_s, self._clock()))
+        self._untold = _Untold(underway, verdicts, following, is_disturbed, self._clock() - self._landed_s)
+        if self._runner.draws or not self.has_work:
+            self._tell()
         return outputs
+
+    def _tell(self) -> None:
+        """Tell of the last pass, if that was not done: what it cost, and how good the guesses were."""
+        if self._untold is None:
+            return
+        (underway, verdicts, following, is_disturbed, sample_s), self._untold = self._untold, None
+        started = self._clock()
+        self._observe(underway, verdicts, is_disturbed)
+        sample_s += self._clock() - started
+        self._emit(underway.cycle(verdicts, following, self._forward_s, self._landed_s, sample_s))
 
     def _begin(self, idle_since_s: float | None = None) -> Underway | None:
         """Choose, draft and launch a pass, if there is anything to compute.
@@ -330,14 +359,12 @@ class Engine:
             sequence.end("error", str(error))
         return verdict
 
-    def _observe(self, underway: Underway, verdicts: Items[Verdict]) -> None:
+    def _observe(self, underway: Underway, verdicts: Items[Verdict], is_disturbed: bool) -> None:
         """Learn how good the guesses were and what they cost, unless that was no usual step."""
-        is_disturbed = self._disturbance.leaves_out(self._landed_s, self.cost.step_s(underway.load))
         if is_disturbed:
             self._drafting.forget_asking()
         is_learned_from = bool(self._drafting.names) and not self._drafting.is_asleep
         for share, proposal, verdict in zip(underway.shares, underway.proposals, verdicts, strict=True):
-            verdict.count(share.sequence.counts, proposal.drafts)
             if verdict.words and is_learned_from:
                 words = [word.token for word in verdict.words]
                 self._drafting.observe(share.sequence, proposal, words, verdict.path)

@@ -74,10 +74,9 @@ class Underway:
         return [share.sequence for share, _ in spoke]
 
     def cycle(
-        self, verdicts: Items[Verdict], following: Underway | None, forward_s: float, landed_s: float, told_s: float
+        self, verdicts: Items[Verdict], following: Underway | None, forward_s: float, landed_s: float, sample_s: float
     ) -> Cycle:
-        """What is told of it, when it has landed and all of it was told; `following` began meanwhile."""
-        sample_s = told_s - landed_s
+        """What is told of it; `following` began meanwhile, and `sample_s` is all that was done since it landed."""
         if following is not None and following.started_s > landed_s:
             sample_s -= following.launched_s - following.started_s  # the next cycle tells of it
         num_draft_rows = num_scout_rows = num_accepted = 0

@@ -52,8 +52,9 @@ class HostPasses:
         return iter(())
 
     def new_features(self, shape: tuple[int, int, int]) -> Floats:
-        """Room for hidden states."""
-        return np.empty(shape, np.float32)
+        """Room for hidden states, those of one layer in a row: so they come, and a first word waits for the copy."""
+        num_rows, num_layers, hidden = shape
+        return np.empty((num_layers, num_rows, hidden), np.float32).transpose(1, 0, 2)
 
     def launch_showing(self, rows: Rows, dice: Sequence[Dice | None], shown: FeatureBuffer) -> HostLaunched:
         """Compute a pass, and show hidden states of it."""
