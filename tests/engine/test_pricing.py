@@ -48,11 +48,14 @@ def asked(*sequences: Any, others: tuple[Any, ...] = ()) -> list[int]:
 
 
 def test_patience_is_the_room_of_a_ledger_for_the_steps_to_come() -> None:
-    pricing = new_pricing()
-    assert pricing._patience_s(text(0), 1.0) == GRACE_STEPS / 16.0
-    assert pricing._patience_s(text(0, num_left=4), 1.0) == GRACE_STEPS / 4.0
-    assert pricing._patience_s(text(0, num_left=0), 1.0) == GRACE_STEPS
-    assert pricing._patience_s(text(0, forced=True), 1.0) == math.inf
+    def patience(sequence: Any, num_texts: int = 2) -> float:
+        return new_pricing()._patience_s(sequence, plain_s=1.0, num_texts=num_texts)
+
+    assert patience(text(0)) == GRACE_STEPS / 16.0
+    assert patience(text(0), num_texts=9) == GRACE_STEPS / 8.0 / 16.0
+    assert patience(text(0, num_left=4)) == GRACE_STEPS / 4.0
+    assert patience(text(0, num_left=0)) == GRACE_STEPS
+    assert patience(text(0, forced=True)) == math.inf
 
 
 def test_who_could_not_be_asked_is_not_made_to_wait() -> None:

@@ -12,6 +12,7 @@ from understudy.control.cost import Load
 from understudy.core.events import Cycle, Event
 from understudy.core.request import Request, SamplingParams
 from understudy.drafters.ngram import NgramDrafter
+from understudy.engine.disturbance import Disturbance
 from understudy.engine.proposal import DraftingTime
 from understudy.engine.underway import Underway
 
@@ -33,6 +34,7 @@ def test_words_go_out_before_a_pass_is_told_of_and_nothing_stays_untold(llama: T
     """Who waits for a first word does not wait for the books; who asks how things stand is told of everything."""
     events: list[Event] = []
     engine = new_engine(llama, drafters=[NgramDrafter()], emit=events.append)
+    engine._disturbance = Disturbance(None)  # whoever else has the cores, this step counts
 
     def num_told() -> int:
         return sum(isinstance(event, Cycle) for event in events)

@@ -65,7 +65,7 @@ def stated(sequences: Items[Sequence], merged: Items[tuple[Draft, int]], plain_s
         drafts=[tree for tree, _ in merged],
         groups=[group for _, group in merged],
         contexts=[len(sequence.tokens) for sequence in sequences],
-        rooms_s=[sequence.ledger.room_s(plain_s) for sequence in sequences],
+        rooms_s=[sequence.ledger.room_s(plain_s, len(sequences)) for sequence in sequences],
         forced=[sequence.request.speculation.forced for sequence in sequences],
     )
 

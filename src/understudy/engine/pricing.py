@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
+from functools import partial
 
 from understudy.control.controller import Controller, counted
 from understudy.control.cost import CostModel, Load
@@ -118,8 +119,9 @@ class Pricing:
         plain_s = self._cost.step_s(base)
         if chosen is None:
             items = zip(sequences, budgets, before, unread, strict=True)
+            patience_s = partial(self._patience_s, plain_s=plain_s, num_texts=len(sequences) + len(others))
             chosen = plan(
-                [self._prospect(drafter, *item, plain_s) for item in items],
+                [self._prospect(drafter, *item, patience_s(item[0])) for item in items],
                 base,
                 target=self._cost,
                 drafter=drafter.cost,
@@ -127,7 +129,7 @@ class Pricing:
                 is_one_pass=_is_one_pass(drafter),
                 rows_per_guess=_rows_per_guess(drafter),
                 overhead_s=self._overhead_s.get((drafter.name, len(sequences).bit_length()), 0.0),
-                others_patience_s=min((self._patience_s(other, plain_s) for other in others), default=math.inf),
+                others_patience_s=min(map(patience_s, others), default=math.inf),
             )
             num_cycles = _PLAN_CYCLES if chosen.asked else _NOBODY_CYCLES
             # beside words that come free fewer are asked: that says nothing of the next step
@@ -196,7 +198,7 @@ class Pricing:
         budget: Budget,
         before: Items[Draft],
         num_unread: int,
-        plain_s: float,
+        patience_s: float,
     ) -> Prospect:
         request = sequence.request
         free = merge([self._calibrated(sequence, draft) for draft in before])
@@ -212,7 +214,7 @@ class Pricing:
             ],
             free_tokens=sum(survival_of(free)),
             num_left=self._num_left(sequence),
-            patience_s=self._patience_s(sequence, plain_s),
+            patience_s=patience_s,
         )
 
     def _num_left(self, sequence: Sequence) -> float:
@@ -220,11 +222,12 @@ class Pricing:
         name = sequence.request.workload_class
         return self._lengths.num_left(name, num_generated=sequence.num_generated, num_allowed=sequence.num_left)
 
-    def _patience_s(self, sequence: Sequence, plain_s: float) -> float:
+    def _patience_s(self, sequence: Sequence, *, plain_s: float, num_texts: int) -> float:
         """How much later than plainly its words may be in each of the next steps."""
         if sequence.request.speculation.forced:
             return math.inf
-        return sequence.ledger.patience_s(plain_s, max(1.0, min(self._num_left(sequence), _WAITING_STEPS)))
+        num_steps = max(1.0, min(self._num_left(sequence), _WAITING_STEPS))
+        return sequence.ledger.patience_s(plain_s, num_steps, num_texts)
 
     def _limited(
         self, drafter: Drafter, sequences: Items[Sequence], budgets: Items[Budget], chosen: Plan

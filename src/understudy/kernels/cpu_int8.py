@@ -31,6 +31,7 @@ from understudy.kernels.simd import (
     bits,
     dot,
     fma,
+    has_wide_registers,
     larger,
     largest,
     load,
@@ -62,6 +63,9 @@ _AHEAD = 16 * 1024
 """How far ahead of its use a byte is asked for, when rows share a panel and memory would otherwise wait for them."""
 _MANY_ROWS = 16
 """From here on it pays to let all threads quantise rows."""
+_PAIRS_ROWS = 32
+"""From here on panels are multiplied in pairs: arithmetic takes the time, and a pair fetches each input once for both.
+Fewer rows wait for weights from memory, which come faster as one stream than as two."""
 
 Vector = Any  # known to compiled code only
 
@@ -72,6 +76,8 @@ _ROUND_BITS = 0x4B400000
 _INFINITE = 0x7F800000
 _LEAST = 0x0D800000
 """The bits of 2**-100: a block with nothing larger counts as zeros, since its step could not be inverted."""
+_PAIRS_FIT = has_wide_registers()
+"""Sixteen sums and two weights stay in registers; AVX2 has sixteen of half a Vector."""
 _LEAST_SCALE = f32(2**-100)
 """The same for weights: below it lie the numbers of few digits, by which nothing can be divided."""
 
@@ -149,7 +155,7 @@ def linear(x: Floats, panels: Bytes, scales: Floats, bias: Floats, out: Floats) 
     """Compute x [rows, inputs] -> out [rows, outputs], panel by panel; inputs are filled up to whole blocks.
 
     The rows that share a weight in a register, one or ROWS, lie interleaved as [tile, block, row of the tile, BLOCK],
-    so that one address leads to all of them. More rows at once gain nothing: the multipliers are busy with four.
+    so that one address leads to all of them.
     """
     if x.shape[1] % BLOCK:
         x = _filled_up(x)
@@ -166,7 +172,17 @@ def linear(x: Floats, panels: Bytes, scales: Floats, bias: Floats, out: Floats) 
     else:
         for row in numba.prange(num_rows):
             _quantise_row(flat_x, row, ROWS, num_blocks, q, steps, starts)
-    for panel in numba.prange(num_outputs // LANES):
+    num_panels = num_outputs // LANES
+    num_pairs = num_panels // 2 if _PAIRS_FIT and num_rows >= _PAIRS_ROWS else 0
+    if num_pairs:  # threads are woken for a loop, however short it is
+        for pair in numba.prange(num_pairs):
+            first = 2 * pair * LANES
+            for row in range(0, num_rows, ROWS):
+                _four_rows_twice(
+                    row * num_blocks, q, steps, starts, panels, first, num_blocks, scales, bias, flat_out,
+                    row * num_outputs + first, num_outputs,
+                )  # fmt: skip
+    for panel in numba.prange(2 * num_pairs, num_panels):
         first = panel * LANES
         weights = panel * num_inputs * LANES
         scale, begin = load(scales, first), load(bias, first)
@@ -269,3 +285,48 @@ def _four_rows(
     store(out, to + m, fma(t1, scale, bias))
     store(out, to + 2 * m, fma(t2, scale, bias))
     store(out, to + 3 * m, fma(t3, scale, bias))
+
+
+@jit_exact
+def _four_rows_twice(
+    tile: int, q: SignedBytes, steps: Floats, starts: Ints, panels: Bytes, first: int, num_blocks: int, scales: Floats,
+    bias: Floats, out: Floats, to: int, m: int,
+) -> None:  # fmt: skip
+    """As `_four_rows`, for two panels that follow each other: outputs `first` .. `first` + 2 * LANES - 1."""
+    more = num_blocks * BLOCK * LANES  # bytes from one panel to the next
+    weights = first // LANES * more
+    t0, u0 = splat(f32(0)), splat(f32(0))
+    t1, t2, t3, u1, u2, u3 = t0, t0, t0, u0, u0, u0
+    for block in range(tile, tile + 4 * num_blocks, 4):
+        s0 = r0 = spread_integer(starts, block)
+        s1 = r1 = spread_integer(starts, block + 1)
+        s2 = r2 = spread_integer(starts, block + 2)
+        s3 = r3 = spread_integer(starts, block + 3)
+        for group in range(_GROUPS):
+            at = block * BLOCK + group * 4
+            prefetch(panels, weights + _AHEAD)
+            prefetch(panels, weights + more + _AHEAD)
+            left, right = load_groups(panels, weights), load_groups(panels, weights + more)
+            weights += _GROUP_BYTES
+            x0, x1 = spread_group(q, at), spread_group(q, at + 1 * BLOCK)
+            x2, x3 = spread_group(q, at + 2 * BLOCK), spread_group(q, at + 3 * BLOCK)
+            s0, r0 = dot(s0, left, x0), dot(r0, right, x0)
+            s1, r1 = dot(s1, left, x1), dot(r1, right, x1)
+            s2, r2 = dot(s2, left, x2), dot(r2, right, x2)
+            s3, r3 = dot(s3, left, x3), dot(r3, right, x3)
+        step0, step1 = spread(steps, block), spread(steps, block + 1)
+        step2, step3 = spread(steps, block + 2), spread(steps, block + 3)
+        t0, u0 = fma(to_floats(s0), step0, t0), fma(to_floats(r0), step0, u0)
+        t1, u1 = fma(to_floats(s1), step1, t1), fma(to_floats(r1), step1, u1)
+        t2, u2 = fma(to_floats(s2), step2, t2), fma(to_floats(r2), step2, u2)
+        t3, u3 = fma(to_floats(s3), step3, t3), fma(to_floats(r3), step3, u3)
+    scale, begin = load(scales, first), load(bias, first)
+    store(out, to, fma(t0, scale, begin))
+    store(out, to + m, fma(t1, scale, begin))
+    store(out, to + 2 * m, fma(t2, scale, begin))
+    store(out, to + 3 * m, fma(t3, scale, begin))
+    scale, begin, to = load(scales, first + LANES), load(bias, first + LANES), to + LANES
+    store(out, to, fma(u0, scale, begin))
+    store(out, to + m, fma(u1, scale, begin))
+    store(out, to + 2 * m, fma(u2, scale, begin))
+    store(out, to + 3 * m, fma(u3, scale, begin))
