@@ -45,6 +45,12 @@ def test_beside_many_there_is_less_room_for_each() -> None:
     assert abs(late.room_s(1.0, 3) - (ALLOWED + GRACE_STEPS) / 2 + 0.2) < 1e-9
     assert late.room_s(1.0, 5) == 0.0, "for four others that is more than each may take"
     assert fresh.patience_s(1.0, 16.0, 8) == GRACE_STEPS / 7 / 16.0
+    ahead = Ledger()
+    ahead.add(plain_step_s=1.0, step_s=9.9, num_words=10)
+    allowed_s = 10 * ALLOWED + GRACE_STEPS
+    assert abs(ahead.room_s(1.0, 8) - allowed_s / 7 - 0.1) < 1e-9, "what it gained it may lose again"
+    ahead.add(plain_step_s=1.0, step_s=1.0, num_words=4)
+    assert ahead.room_s(1.0, 8) == 14 * ALLOWED + GRACE_STEPS, "but no more at once than anybody may"
 
 
 @settings(deadline=None, max_examples=150)

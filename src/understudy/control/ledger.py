@@ -10,9 +10,9 @@ the predicted cost of such steps, so that a machine's noise does not count:
     spent_s     the steps that said them, with what was drafted in them
 
 A text may be made to wait as long as its balance leaves room: ALLOWED of `plain_s`, and GRACE_STEPS of a plain step, so
-that there is something to begin with. Beside several others it is that much for all of them together and a part of it
-for each: whoever ends sooner by drafts is followed by the next prompt, for which all who ride along wait again, and
-that stands in no balance. One that only rides along never comes to be later than that.
+that there is something to begin with. Beside n others it may come to be late by the nth part of that: whoever ends
+sooner by drafts is followed by the next prompt, for which all who ride along wait again, and that stands in no balance.
+What a text gained it may lose again, but no more of it in one step than its whole allowance.
 
 `WindowLedger`, of a class and of the whole engine: speculation as a whole may never cost more than a small share, on
 any path, whatever estimates said. Here measured time counts, all of it:
@@ -62,18 +62,15 @@ class Ledger:
         self.spent_s += step_s
 
     def room_s(self, plain_step_s: float, num_texts: int) -> float:
-        """How much longer it may be made to wait in a step of so many texts.
-
-        What it gained earlier is its own, and not spent on others.
-        """
-        late_s = max(0.0, self.spent_s - self.plain_s)
-        allowed_s = (ALLOWED * self.plain_s + GRACE_STEPS * plain_step_s) / max(1, num_texts - 1)
-        return max(0.0, allowed_s - late_s)
+        """How much longer it may be made to wait in a step of so many texts; never longer than anybody may be."""
+        allowed_s = ALLOWED * self.plain_s + GRACE_STEPS * plain_step_s
+        return max(0.0, min(allowed_s, allowed_s / max(1, num_texts - 1) + self.plain_s - self.spent_s))
 
     def patience_s(self, plain_step_s: float, num_steps: float, num_texts: int) -> float:
         """By how much its words may be late in each of so many steps, before there is no room for one more."""
+        gained_s = max(0.0, self.plain_s - self.spent_s)
         room_s = self.room_s(plain_step_s, num_texts)
-        return min(room_s, (room_s + max(0.0, self.plain_s - self.spent_s)) / num_steps)
+        return min(room_s, (room_s + gained_s) / num_steps)
 
 
 @dataclass(slots=True)
