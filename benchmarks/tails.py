@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -33,7 +34,7 @@ Key = tuple[int | None, str]
 
 
 def pooled(paths: Sequence[Path]) -> dict[Key, dict[str, dict[str, Floats]]]:
-    """Milliseconds of all records, by key, arm, and what is timed."""
+    """Milliseconds of all records, by key, arm, and what is timed; all temperatures of a record together."""
     found: dict[Key, dict[str, dict[str, list[float]]]] = {}
     for path in paths:
         for one in json.loads(path.read_text(encoding="utf-8"))["manifest"]["samples"]:
@@ -48,7 +49,9 @@ def pooled(paths: Sequence[Path]) -> dict[Key, dict[str, dict[str, Floats]]]:
 
 
 def ratio_of(arm: Floats, plain: Floats, share: int) -> Estimate:
-    """The ratio of two percentiles, and its interval."""
+    """The ratio of two percentiles, and its interval; nothing where nothing was timed, as for answers of one word."""
+    if not (len(arm) and len(plain)):
+        return Estimate(math.nan, math.nan, math.nan)
     draw = np.random.default_rng(BOOTSTRAP_SEED)
 
     def anew(values: Floats) -> Floats:
@@ -65,6 +68,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("records", type=Path, nargs="+")
     found = pooled(parser.parse_args().records)
+    for at_once, name in [key for key, arms in found.items() if not arms.keys() >= {PLAIN, DEFAULT}]:
+        parser.error(f"{name} with {at_once} at once was not answered both plainly and by default")
     titles = [f"{name.removesuffix('_ms')} p{share}" for name, (share, _) in BARS.items()]
     table = Table(title="shares of plain; in brackets the interval, behind it two equal arms", pad_edge=False, box=None)
     for title in ("at once", "class", "answers", *titles):

@@ -34,7 +34,7 @@ def test_balance_by_hand() -> None:
     ledger.add(plain_step_s=1.0, step_s=1.5, num_words=1)
     assert abs(ledger.room_s(1.0, 2) - (11 * ALLOWED + GRACE_STEPS - 0.5)) < 1e-9
     ledger.add(plain_step_s=1.0, step_s=1.2, num_words=4)
-    assert abs(ledger.room_s(1.0, 2) - 15 * ALLOWED - GRACE_STEPS) < 1e-9, "what was gained is not spent on others"
+    assert abs(ledger.room_s(1.0, 2) - 15 * ALLOWED - GRACE_STEPS) < 1e-9, "in one step no more than anybody may"
 
 
 def test_beside_many_there_is_less_room_for_each() -> None:
@@ -49,6 +49,7 @@ def test_beside_many_there_is_less_room_for_each() -> None:
     ahead.add(plain_step_s=1.0, step_s=9.9, num_words=10)
     allowed_s = 10 * ALLOWED + GRACE_STEPS
     assert abs(ahead.room_s(1.0, 8) - allowed_s / 7 - 0.1) < 1e-9, "what it gained it may lose again"
+    assert abs(ahead.patience_s(1.0, 16.0, 8) - ahead.room_s(1.0, 8) / 16) < 1e-9, "once, in all of its steps together"
     ahead.add(plain_step_s=1.0, step_s=1.0, num_words=4)
     assert ahead.room_s(1.0, 8) == 14 * ALLOWED + GRACE_STEPS, "but no more at once than anybody may"
 

@@ -51,3 +51,16 @@ def test_words_go_out_before_a_pass_is_told_of_and_nothing_stays_untold(llama: T
         engine.step()
         num_steps += 1
     assert num_told() == num_steps, "an engine that rests has told of its last step, too"
+
+
+def test_a_pass_is_told_of_where_all_that_ran_was_aborted(llama: Target) -> None:
+    """`LLM.stream` ends requests without another step."""
+    events: list[Event] = []
+    engine = new_engine(llama, emit=events.append)
+    engine.submit(Request(request_id="r", prompt_ids=(5, 6, 7, 8), sampling=SamplingParams(max_tokens=4)))
+    engine.step()
+    assert not events
+    engine.abort("r")
+    (output,) = engine.end_aborted()
+    assert output.finish_reason == "abort"
+    assert sum(isinstance(event, Cycle) for event in events) == 1

@@ -12,7 +12,8 @@ the predicted cost of such steps, so that a machine's noise does not count:
 A text may be made to wait as long as its balance leaves room: ALLOWED of `plain_s`, and GRACE_STEPS of a plain step, so
 that there is something to begin with. Beside n others it may come to be late by the nth part of that: whoever ends
 sooner by drafts is followed by the next prompt, for which all who ride along wait again, and that stands in no balance.
-What a text gained it may lose again, but no more of it in one step than its whole allowance.
+What a text gained it may lose again, but no more of it in one step than its whole allowance. What it takes to ask
+drafters in vain is written down here, too, and bounded elsewhere (planning.py).
 
 `WindowLedger`, of a class and of the whole engine: speculation as a whole may never cost more than a small share, on
 any path, whatever estimates said. Here measured time counts, all of it:
@@ -63,14 +64,13 @@ class Ledger:
 
     def room_s(self, plain_step_s: float, num_texts: int) -> float:
         """How much longer it may be made to wait in a step of so many texts; never longer than anybody may be."""
-        allowed_s = ALLOWED * self.plain_s + GRACE_STEPS * plain_step_s
-        return max(0.0, min(allowed_s, allowed_s / max(1, num_texts - 1) + self.plain_s - self.spent_s))
+        return self.patience_s(plain_step_s, 1.0, num_texts)
 
     def patience_s(self, plain_step_s: float, num_steps: float, num_texts: int) -> float:
         """By how much its words may be late in each of so many steps, before there is no room for one more."""
-        gained_s = max(0.0, self.plain_s - self.spent_s)
-        room_s = self.room_s(plain_step_s, num_texts)
-        return min(room_s, (room_s + gained_s) / num_steps)
+        allowed_s = ALLOWED * self.plain_s + GRACE_STEPS * plain_step_s
+        left_s = allowed_s / max(1, num_texts - 1) + self.plain_s - self.spent_s
+        return max(0.0, min(allowed_s, left_s / num_steps))
 
 
 @dataclass(slots=True)

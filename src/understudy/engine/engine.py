@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 from understudy.config import EngineConfig
 from understudy.control.cost import CostModel, Load
+from understudy.control.following import Following
 from understudy.core.control import ControlView, Learned
 from understudy.core.draft import EMPTY
 from understudy.core.events import EventSink, Preempted, ignore
@@ -114,6 +115,7 @@ class Engine:
         self._untold: _Untold | None = None
         self._num_firsts = runner.num_firsts
         self._disturbance = Disturbance(running)
+        self._following = Following()
         self._has_to_ask = False  # it was found already that drafters are asked in the next step
         self._forward_s = 0.0  # what the last pass took
         self._landed_s = 0.0  # when it was there
@@ -175,7 +177,6 @@ class Engine:
 
     def step(self) -> list[Output]:
         """Land one pass and return what each sequence said in it; a device computes the next one meanwhile."""
-        self._tell()
         outputs = self.end_aborted()
         underway = self._underway or self._begin()
         if underway is None:
@@ -363,6 +364,8 @@ class Engine:
         """Learn how good the guesses were and what they cost, unless that was no usual step."""
         if is_disturbed:
             self._drafting.forget_asking()
+        if self._drafting.names:
+            underway.tell_following(self._following, verdicts, self.cost)
         is_learned_from = bool(self._drafting.names) and not self._drafting.is_asleep
         for share, proposal, verdict in zip(underway.shares, underway.proposals, verdicts, strict=True):
             if verdict.words and is_learned_from:
@@ -379,7 +382,7 @@ class Engine:
     def _settle(self, underway: Underway, verdicts: Items[Verdict]) -> None:
         """Write into the ledgers what the words took, and what they would have taken plainly."""
         self._drafting.settle(
-            underway.write_down(verdicts, self.cost, self._word_s),
+            underway.write_down(verdicts, self.cost, self._word_s + self._following.word_s),
             base=underway.plain,
             load=underway.load,
             forward_s=self._forward_s,
@@ -393,7 +396,8 @@ class Engine:
             self._word_s += _WORD_WEIGHT * (seconds / num_words - self._word_s)
 
     def end_aborted(self) -> list[Output]:
-        """End what was aborted, and give its blocks back."""
+        """End what was aborted, and give its blocks back; whatever landed before is told of first."""
+        self._tell()
         outputs = []
         for sequence in self._aborted:
             if sequence.finish_reason is None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 from understudy.control.cost import CostModel, Load
+from understudy.control.following import Following
 from understudy.core.events import Cycle
 from understudy.engine.proposal import DraftingTime, Proposal
 from understudy.engine.scheduler import Share
@@ -60,15 +61,29 @@ class Underway:
                 sequence.cache.commit(share.num_known, sequence.tokens)
                 sequence.unseen = place - 1 if share.reaches_end else None
 
+    def tell_following(self, following: Following, verdicts: Items[Verdict], cost: CostModel) -> None:
+        """Let it be learned by how much words that are said sooner bring prompts forward."""
+        prompts_s, num_words, has_ended = 0.0, 0, False
+        for verdict in verdicts:
+            num_words += len(verdict.words)
+            has_ended = has_ended or verdict.cut
+        if self.plain.rows > len(self.shares):
+            words = Load.of([(1, share.sequence.cache.length) for share in self.shares if share.num_known == 1])
+            prompts_s = cost.step_s(self.plain) - (cost.step_s(words) if words.rows else 0.0)
+        following.observe(prompts_s=prompts_s, num_words=num_words, has_ended=has_ended)
+
     def write_down(self, verdicts: Items[Verdict], cost: CostModel, word_s: float) -> list[Sequence]:
-        """Write the step into the ledgers of those who spoke in it, and return them; `word_s` is one drawn word's."""
+        """Write the step into the ledgers of those who spoke in it, and return them.
+
+        `word_s` is what a word that one of them gained makes the others wait.
+        """
         plain_s = cost.step_s(self.plain)
         pass_s = plain_s if self.is_plain else cost.drafted_s(self.load, plain_s)
         step_s = pass_s + self.drafting.spent_s
         spoke = [(share, verdict) for share, verdict in zip(self.shares, verdicts, strict=True) if verdict.words]
         num_more = sum(len(verdict.words) - 1 for _, verdict in spoke)
         for share, verdict in spoke:
-            # everybody waits while the words that others gained are drawn, too; its own are drawn plainly as well
+            # while the words that others gained are drawn, and for the prompts that these bring forward; not its own
             others_s = word_s * (num_more - (len(verdict.words) - 1))
             share.sequence.ledger.add(plain_step_s=plain_s, step_s=step_s + others_s, num_words=len(verdict.words))
         return [share.sequence for share, _ in spoke]
