@@ -11,7 +11,8 @@ the predicted cost of such steps, so that a machine's noise does not count:
 
 A text may be made to wait as long as its balance leaves room: ALLOWED of `plain_s`, and GRACE_STEPS of a plain step, so
 that there is something to begin with. Beside n others it may come to be late by the nth part of that: whoever ends
-sooner by drafts is followed by the next prompt, for which all who ride along wait again, and that stands in no balance.
+sooner by drafts is followed by the next prompt, for which all who ride along wait again. What that usually comes to is
+written down (following.py), what this prompt takes from this text is not.
 What a text gained it may lose again, but no more of it in one step than its whole allowance. What it takes to ask
 drafters in vain is written down here, too, and bounded elsewhere (planning.py).
 
