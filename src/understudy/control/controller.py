@@ -26,6 +26,7 @@ from understudy.control.ledger import WindowLedger, WorstCases
 from understudy.control.planning import AnswerLengths
 from understudy.control.reference import Reference
 from understudy.control.rules import KNOWN_PROPOSALS, start_depth
+from understudy.control.sharing import Sharing
 from understudy.control.stats import AcceptanceStats
 from understudy.control.switchback import Switchback
 from understudy.core.control import ClassView, ControlView, Learned, Policy
@@ -86,6 +87,8 @@ class Controller:
         self._reference = Reference()
         self._num_steps = 0
         self.switchback = Switchback(control_share)
+        self.sharing = Sharing(emit)
+        """Whom to leave alone where texts share their steps, since drafts bring them too little."""
 
     # before a step
 
@@ -179,7 +182,6 @@ class Controller:
         tallies, self._tallies = self._tallies, {}
         texts = {line: int(count) for line, count in self._by_known_line(texts).items()}
         drafting_s = {drafter: self._by_known_line(seconds) for drafter, seconds in drafting_s.items() if seconds}
-        classes = by_class(texts)
         num_texts = sum(texts.values())
         if not num_texts:
             return
@@ -193,28 +195,31 @@ class Controller:
         spent_s = sum(sum(by_class.values()) for by_class in drafting_s.values())
         if num_rows and self._worst.observe(num_rows, predicted_s=predicted_s, seconds=forward_s):
             self._note_overrun(num_rows, predicted_s, forward_s)
-        debts, saved = dict.fromkeys(classes, 0.0), dict.fromkeys(classes, 0.0)
+        debts, saved = dict.fromkeys(texts, 0.0), dict.fromkeys(texts, 0.0)
         drafted = {line.workload_class for (line, _), tally in tallies.items() if tally.num_rows + tally.num_scouts}
         for drafter, seconds in drafting_s.items():
             for line, asking_s in seconds.items():
-                debts[line.workload_class] = debts.get(line.workload_class, 0.0) + asking_s
+                debts[line] = debts.get(line, 0.0) + asking_s
                 is_dear = asking_s > _DEAR_ASKING * plain_s * texts.get(line, 0) / num_texts
                 if line in texts and is_dear and drafter not in _NOBODYS:
                     tallies.setdefault((line, drafter), Tally())
         for (line, drafter), tally in tallies.items():
-            name = line.workload_class
             rows_s = excess_s * (tally.num_rows + tally.num_scouts) / num_rows if num_rows else 0.0
             tally.cost_s = rows_s + drafting_s.get(drafter, {}).get(line, 0.0)
             tally.saved_s = plain_s * tally.num_saved / num_texts
             tally.shared_s = plain_s * tally.num_shared / num_texts
             tally.plain_s = plain_s * texts.get(line, 0) / num_texts
-            debts[name] = debts.get(name, 0.0) + rows_s - tally.saved_s
-            saved[name] = saved.get(name, 0.0) + tally.saved_s
+            debts[line] = debts.get(line, 0.0) + rows_s - tally.saved_s
+            saved[line] = saved.get(line, 0.0) + tally.saved_s
             self._judge(line, drafter, tally)
-        for name, count in classes.items():
-            share_s = plain_s * count / num_texts + saved[name]
+        for line, count in texts.items():
+            passed_s = plain_s * count / num_texts + saved[line]
+            self.sharing.observe(line, num_texts, passed_s=passed_s, gained_s=-debts[line])
+        debt_s, saved_s = by_class(debts), by_class(saved)
+        for name, count in by_class(texts).items():
+            share_s = plain_s * count / num_texts + saved_s[name]
             self._class(name).ledger.add(
-                plain_s=share_s, debt_s=debts[name], step_s=plain_s, is_drafted=name in drafted
+                plain_s=share_s, debt_s=debt_s[name], step_s=plain_s, is_drafted=name in drafted
             )
         self._engine.ledger.add(
             plain_s=plain_s + sum(saved.values()), debt_s=sum(debts.values()), step_s=plain_s, is_drafted=num_rows > 0

@@ -30,7 +30,7 @@ class Decided:
     """The control plane changed its mind, or saw something that it had to act on."""
 
     what: str
-    """Which part of it: breaker, ledger, health, rule, policy, experiment, shadow, switch."""
+    """Which part of it: breaker, sharing, ledger, health, rule, policy, experiment, shadow, switch."""
     subject: str
     """What it is about, such as `code` or `code, suffix`."""
     outcome: str

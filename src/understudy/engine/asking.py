@@ -36,6 +36,7 @@ _MOST_FAILURES = 3
 _REST_STEPS = 1024
 """Steps after which it is tried again; twice as many each further time."""
 _MOST_DOUBLINGS = 8
+NO_BUDGET = Budget(0, 0)
 _SHARED_ROWS = 48
 _LEAST_ROWS = 4
 """Rows that the sequences of a step share, and that each may have at least."""
@@ -348,7 +349,7 @@ def budget_of(sequence: Sequence, switches: Switches, num_sequences: int = 1) ->
     wanted = sequence.request.speculation
     depth = switches.depth_of(wanted, sequence.request.workload_class)
     if not depth or (sequence.num_resting and not wanted.forced):
-        return Budget(0, 0)
+        return NO_BUDGET
     useful = wanted.max_rows if wanted.forced else max(_LEAST_ROWS, _SHARED_ROWS // num_sequences)
     return Budget(
         max_depth=min(depth, sequence.num_left - 1),

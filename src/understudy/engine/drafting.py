@@ -25,7 +25,7 @@ from understudy.core.draft import Draft, merge
 from understudy.core.events import Decided, EventSink
 from understudy.core.switches import ALL_ON
 from understudy.drafters.base import Budget, Drafter
-from understudy.engine.asking import Answers, Asking, budget_of, reaches, without_rivals
+from understudy.engine.asking import NO_BUDGET, Answers, Asking, budget_of, reaches, without_rivals
 from understudy.engine.buying import Buyer, stated
 from understudy.engine.early import Early
 from understudy.engine.pricing import Pricing
@@ -38,6 +38,7 @@ from understudy.runtime.runner import Answer
 
 _BESIDE_A_PROMPT = "nothing is drafted beside a prompt"
 _NOT_WORTH_IT = "asking does not pay for its time at present"
+_LEFT_ALONE = "drafts bring too little where texts share their steps"
 _MOST_ASLEEP = 15
 """Steps of a rest of which nothing is written down: only what is looked at costs nothing, and machines change."""
 _REST_STEPS = 8
@@ -70,7 +71,6 @@ class Drafting:
         self._asking = Asking(drafters, vocab_size=vocab_size, emit=emit, clock=clock)
         allowance = Allowance()
         self._scouting = Scouting(self._asking.active, cost, allowance, self._asking.guard, vocab_size=vocab_size)
-        self.showing = Showing(self._asking, drafters)
         self.early = Early(self._asking, drafters, clock)
         prepare()
         trusted = {drafter.name: drafter.trust for drafter in drafters if hasattr(drafter, "trust")}
@@ -86,7 +86,10 @@ class Drafting:
             emit=emit,
         )
         self._buyer = Buyer(cost, self.stats, self.controller)
-        self._num_asleep, self._num_slept = 0, 0
+        self.showing = Showing(self._asking, drafters, self.controller.sharing)
+        self._num_asleep, self._num_slept, self._slept_s = 0, 0, 0.0
+        self._asleep_because = ""
+        self._left_alone: frozenset[Line] = frozenset()  # in the present step
         self.is_asleep = False
         """Whether the present step is one of which nothing is written down."""
         self._time = NO_TIME
@@ -126,6 +129,7 @@ class Drafting:
     def reason_to_rest(self, sequences: Items[Sequence], *, is_beside_prompt: bool = False) -> str:
         """Why no drafter is asked in the next step; empty if they are. To be asked once for each step."""
         self.is_asleep = False
+        self._left_alone = frozenset()
         if not self._asking.names:
             return "no drafter"
         is_forced = any(sequence.request.speculation.forced for sequence in sequences)
@@ -135,13 +139,25 @@ class Drafting:
             return "speculation is off for every sequence of this step"
         if is_forced:
             return ""
-        reason = self.controller.begin([sequence.sequence_id for sequence in sequences])
-        if reason:
-            return reason
+        texts = [sequence.sequence_id for sequence in sequences]
+        return self.controller.begin(texts) or self._reason_to_sleep(sequences)
+
+    def _reason_to_sleep(self, sequences: Items[Sequence]) -> str:
+        """Why nobody is asked in this step, and in how many of the next ones; empty if somebody is."""
         num_slept, self._num_slept = self._num_slept, 0
+        slept_s, self._slept_s = self._slept_s, 0.0
+        lines = [sequence.line for sequence in sequences]
+        self._left_alone = self.controller.sharing.resting(lines, num_slept=num_slept, slept_s=slept_s)
+        if self._left_alone and all(map(self._is_left_alone, sequences)):
+            self._sleep(sequences, _MOST_ASLEEP, _LEFT_ALONE)
+            return _LEFT_ALONE
         num_resting = self._worth.num_resting(self._kind(sequences), num_slept)
         self._sleep(sequences, num_resting - 1)
         return _NOT_WORTH_IT if num_resting else ""
+
+    def _is_left_alone(self, sequence: Sequence) -> bool:
+        """Whether its line is; what a grammar or a prediction says is no guess, and has nothing to do with its line."""
+        return sequence.line in self._left_alone and not self._asking.is_concerned(sequence)
 
     def propose(
         self,
@@ -164,7 +180,7 @@ class Drafting:
             self._num_asleep -= 1
             self._num_slept += 1
             self.controller.switchback.is_plain([sequence.sequence_id for sequence in sequences])
-            return [Proposal()] * len(sequences), _NOT_WORTH_IT
+            return [Proposal()] * len(sequences), self._asleep_because
         reason = "" if has_to_ask and sequences else self.reason_to_rest(sequences)
         if not reason and max_rows <= 0:
             reason = "no row is left"
@@ -172,7 +188,10 @@ class Drafting:
             return [Proposal()] * len(sequences), reason
         started = self._clock() if idle_since_s is None else idle_since_s
         self.showing.tell(self.switches)
-        budgets = [budget_of(sequence, self.switches, len(sequences)) for sequence in sequences]
+        budgets = [
+            NO_BUDGET if self._is_left_alone(sequence) else budget_of(sequence, self.switches, len(sequences))
+            for sequence in sequences
+        ]
         answers = self._asking.ask_all(
             sequences,
             budgets,
@@ -233,10 +252,11 @@ class Drafting:
         self._worth.observe(self._weighed, saved=1.0 - 1.0 / decision.gain, spent=spent)
         self._sleep(sequences, self._worth.num_to_rest(self._weighed))
 
-    def _sleep(self, sequences: Items[Sequence], num_steps: int) -> None:
+    def _sleep(self, sequences: Items[Sequence], num_steps: int, reason: str = _NOT_WORTH_IT) -> None:
         """Sleep through the next steps, but not before what was read is paid for."""
         wakeful = bool(self._left_s) or any(sequence.unpaid_s for sequence in sequences)
         self._num_asleep = 0 if wakeful else min(num_steps, _MOST_ASLEEP)
+        self._asleep_because = reason
 
     def forget_asking(self) -> None:
         """Take back what the asking of this step was found to be worth: it was disturbed."""
@@ -306,6 +326,7 @@ class Drafting:
 
     def sleep_through(self, base: Load, forward_s: float) -> None:
         """Write nothing of a step into the ledgers, whose words came plainly; a control group counts it."""
+        self._slept_s += forward_s
         if self.controller.switchback.share:
             self.controller.switchback.observe(plain_s=self._cost.step_s(base), spent_s=forward_s)
 

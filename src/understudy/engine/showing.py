@@ -11,7 +11,8 @@ tell each text's drafter of each row takes longer than a percent of a short step
 before anybody is asked about them. On a device, where states stay where they are, drafters are told at once.
 
 To show the words of many texts takes the host longer than some steps last, so where many are served and no guess was
-bought for a class for long, its texts begin hidden as well, and stay so while many are served.
+bought for a class for long, or drafts bring it too little (control/sharing.py), its texts begin hidden as well, and
+stay so while many are served.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from understudy.control.classes import ClassNames
+from understudy.control.sharing import Sharing
 from understudy.core.events import EventSink, Fallback
 from understudy.core.switches import Switches
 from understudy.drafters.base import Drafter, FeatureDrafter
@@ -147,8 +149,9 @@ def _follows(before: _Piece, piece: _Piece) -> bool:
 class Showing:
     """Shows hidden states to the drafters of an engine that want them, if there are any."""
 
-    def __init__(self, asking: Asking, drafters: Items[Drafter]) -> None:
+    def __init__(self, asking: Asking, drafters: Items[Drafter], sharing: Sharing) -> None:
         self._asking = asking
+        self._sharing = sharing
         self._drafters = [cast(FeatureDrafter, drafter) for drafter in drafters if hasattr(drafter, "see")]
         self.layers = tuple(sorted({layer for drafter in self._drafters for layer in drafter.feature_layers}))
         """All that any of them wants to see."""
@@ -190,12 +193,11 @@ class Showing:
         return speculation.forced or speculation.drafter in self._asking.seeing
 
     def _rests(self, sequence: Sequence, num_texts: int) -> bool:
-        """Whether no guess was bought of late for texts like this one, among so many, and nobody insists on any."""
-        return (
-            num_texts > _FEW_TEXTS
-            and not self._insists(sequence)
-            and self._num_idle.get(self._kind(sequence, num_texts), 0) >= _IDLE_STEPS
-        )
+        """Whether nothing is bought of late for texts like this one, among so many, and nobody insists on any guess."""
+        if num_texts <= _FEW_TEXTS or self._insists(sequence):
+            return False
+        num_idle = self._num_idle.get(self._kind(sequence, num_texts), 0)
+        return num_idle >= _IDLE_STEPS or self._sharing.is_resting(sequence.line, num_texts)
 
     def _kind(self, sequence: Sequence, num_texts: int) -> tuple[str, int]:
         """A class, and a number of texts as a power of two."""
