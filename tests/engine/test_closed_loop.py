@@ -234,11 +234,8 @@ def test_no_request_takes_much_longer_of_thousands(kind: Kind) -> None:
     assert tails.ttft <= MOST_TTFT, tails
 
 
-MUCH_GAINED = pytest.mark.xfail(strict=True, reason="1.059 (docs/LOG.md)", raises=AssertionError)
-
-
 @pytest.mark.full
-@pytest.mark.parametrize("kind", [pytest.param(GAINING, marks=MUCH_GAINED), *KINDS[1:]], ids=str)
+@pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_no_word_takes_much_longer_of_thousands_of_answers(kind: Kind) -> None:
     tails = long_run(kind)
     assert tails.tpot <= MOST_TPOT, tails
